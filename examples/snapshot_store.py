@@ -94,7 +94,7 @@ class Run(msgspec.Struct):
 
     @property
     def limit_names(self) -> Sequence[LimitName]:
-        return list_limit_names(self.record.agent_name, self.record.key, self.record.parent_run_id)
+        return list_limit_names(self.record.agent_name, self.record.concurrency_key, self.record.parent_run_id)
 
     def is_claimable(self, now: datetime) -> bool:
         """Return whether the run is interrupted, or waits until a time that has passed."""
@@ -268,13 +268,13 @@ class SnapshotStore:
                 not_before=run.not_before or now,
                 labels=run.labels,
                 priority=run.priority,
-                key=run.key,
+                concurrency_key=run.concurrency_key,
                 reason="",
                 cancel_requested=False,
                 expires_at=None,
                 next_seq=0,
                 size=0,
-                meta=run.meta,
+                info=run.info,
                 progress=run.progress,
             )
             contents.created += 1

@@ -44,8 +44,8 @@ async def fill(store: RunStore, get_key: Callable[[int], str]) -> None:
             run_id=f"run-{number}",
             agent_name="agent",
             caller_id=f"caller-{number % CALLERS}",
-            key=get_key(number),
-            meta=b"{}",
+            concurrency_key=get_key(number),
+            info=b"{}",
             progress=b"{}",
             entries=[entry],
         )

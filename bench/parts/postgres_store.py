@@ -39,7 +39,7 @@ def raw_database(url: str, runs: int) -> psycopg.Connection:
     connection = psycopg.connect(url, autocommit=True)
     connection.execute(
         "drop table if exists raw_runs, raw_entries;"
-        "create table raw_runs (run bigint primary key, run_id text, token bigint, next_seq bigint, meta bytea,"
+        "create table raw_runs (run bigint primary key, run_id text, token bigint, next_seq bigint, info bytea,"
         " progress bytea) with (fillfactor = 60);"
         "create table raw_entries (run bigint, seq bigint, kind text, checksum bigint, body bytea,"
         " primary key (run, seq)) with (toast_tuple_target = 8160);"
@@ -135,7 +135,7 @@ async def open_store(url: str) -> PostgresStore:
 
 async def create_claimed(store: PostgresStore, name: str, caller: str = "") -> Claim:
     first = Entry(seq=0, kind=EntryKind.BEGIN, body=b"{}")
-    run = NewRun(run_id=name, agent_name="agent", caller_id=caller, meta=b"m" * 200, progress=PROGRESS, entries=[first])
+    run = NewRun(run_id=name, agent_name="agent", caller_id=caller, info=b"m" * 200, progress=PROGRESS, entries=[first])
     claim = await store.create(run, worker_id=WORKER.worker_id)
     assert claim is not None
     return claim

@@ -74,7 +74,7 @@ def bare_agent(script: Script) -> PydanticAIAgent[None, str]:
 
 async def run_with_saves(agent: PydanticAIAgent[None, str], checkpoints: StoreCheckpoints) -> None:
     """The bare loop, saved by hand wherever a durable run is: as it begins, with each reply, and after each step."""
-    info = RunInfo(run_id=new_run_id(), agent_name="bench", inputs={"prompt": "go"})
+    info = RunInfo(run_id=new_run_id(), agent_name="bench", prompt="go")
     checkpointer = await checkpoints.begin(info)
     state = RunState(codec=CODEC)
     async with agent.iter("go", usage_limits=NO_LIMITS) as run:

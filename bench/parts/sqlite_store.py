@@ -53,7 +53,7 @@ def raw_database(path: Path, runs: int) -> apsw.Connection:
     connection.pragma("synchronous", "FULL")
     connection.pragma("cache_size", -32768)
     connection.execute(
-        "CREATE TABLE runs (run INTEGER PRIMARY KEY, run_id TEXT, token INT, next_seq INT, meta BLOB, progress BLOB);"
+        "CREATE TABLE runs (run INTEGER PRIMARY KEY, run_id TEXT, token INT, next_seq INT, info BLOB, progress BLOB);"
         "CREATE TABLE entries (run INT, seq INT, kind TEXT, checksum INT, body BLOB);"
         "CREATE UNIQUE INDEX entries_of ON entries (run, seq)"
     )
@@ -124,7 +124,7 @@ async def open_store(path: Path) -> SqliteStore:
 
 async def create_claimed(store: SqliteStore, name: str) -> Claim:
     first = Entry(seq=0, kind=EntryKind.BEGIN, body=b"{}")
-    run = NewRun(run_id=name, agent_name="agent", meta=b"m" * 200, progress=PROGRESS, entries=[first])
+    run = NewRun(run_id=name, agent_name="agent", info=b"m" * 200, progress=PROGRESS, entries=[first])
     claim = await store.create(run, worker_id=WORKER.worker_id)
     assert claim is not None
     return claim

@@ -10,11 +10,12 @@ import httpx
 from tests.web.ui.journals import store_long_run
 
 from holdfast.app import App
-from holdfast.checkpoint.codec import Begin, Progress, RunMeta, encode
+from holdfast.checkpoint.codec import Begin, Progress, encode
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.record import NewRun
 from holdfast.checkpoint.store import RunStore
 from holdfast.config import WorkerSettings
+from holdfast.core.run.info import RunInfo
 from holdfast.web.auth import LOCAL_PRINCIPAL
 from holdfast.web.ui import make_ui
 
@@ -64,21 +65,21 @@ async def _measure(client: httpx.AsyncClient, path: str) -> float:
 
 
 async def _create(store: RunStore, number: int) -> None:
-    meta = RunMeta(
+    info = RunInfo(
         run_id=f"run-{number:06}",
         agent_name=f"agent{number % 7}",
         caller_id=f"caller{number % 50}",
         prompt="Compare the guarantees of five engines. " * 3,
         labels={"tenant": f"t{number % 20}"},
     )
-    begin = Entry(seq=0, kind=EntryKind.BEGIN, body=encode(Begin.from_meta(meta)))
+    begin = Entry(seq=0, kind=EntryKind.BEGIN, body=encode(Begin(info=info)))
     await store.create(
         NewRun(
-            run_id=meta.run_id,
-            agent_name=meta.agent_name,
-            caller_id=meta.caller_id,
-            labels=meta.labels,
-            meta=encode(meta.summary()),
+            run_id=info.run_id,
+            agent_name=info.agent_name,
+            caller_id=info.caller_id,
+            labels=info.labels,
+            info=encode(info.summarize()),
             progress=encode(Progress()),
             entries=[begin],
         )

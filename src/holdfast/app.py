@@ -20,7 +20,7 @@ from holdfast.core.execution.executor import Executor
 from holdfast.core.execution.shutdown import can_install_handlers, install_signal_handlers
 from holdfast.core.metrics import RunMetrics
 from holdfast.core.ports import Audit, Budget, Closeable, Critic, Ports, RateLimiter, RunListener, ToolProvider
-from holdfast.core.run.info import RunInfo, RunLabels, RunOptions
+from holdfast.core.run.info import RunInfo, RunOptions
 from holdfast.core.run.prompt import Prompt
 from holdfast.core.run.result import OutputT, Result
 from holdfast.core.run.run_events import Event, StatusChanged
@@ -505,7 +505,7 @@ class App:
     # -- conversations ------------------------------------------------------------------------------------------
 
     def conversation(
-        self, agent: AgentSource[OutputT] | str, key: str, **labels: Unpack[RunLabels]
+        self, agent: AgentSource[OutputT] | str, key: str, **labels: Unpack[RunOptions]
     ) -> Conversation[OutputT]:
         """Return the conversation of this agent with this key, from any process. It begins with its first message.
 

@@ -123,7 +123,7 @@ async def test_a_submitted_prompt_is_the_same_for_a_worker(durable_store_url: st
         record = await app.store.get_record("r")
     assert [get_prompt(asked) for asked in script.asked] == [EXPECTED]
     assert summarize_run(record).prompt == SUMMARY[:200]
-    assert len(record.meta) < 600, "a listing does not load pictures"
+    assert len(record.info) < 600, "a listing does not load pictures"
 
 
 async def test_a_phase_passes_the_parts_on() -> None:

@@ -9,11 +9,11 @@ from tests.core.test_custom_loop import LineLoop
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
-from holdfast import Agent, App, CheckpointSettings, Phase, RunInfo, User, WorkerSettings, current_call, tool
-from holdfast.checkpoint.codec import Begin, RunMeta, decode
+from holdfast import Agent, App, CheckpointSettings, Phase, User, WorkerSettings, current_call, tool
 from holdfast.checkpoint.errors import RunConflict
 from holdfast.core.errors import DefinitionError, Shutdown
 from holdfast.core.redaction import REDACTED, Redactor
+from holdfast.core.run.info import RunInfo
 from holdfast.core.run.state import PhaseOutput
 from holdfast.runtime.reading.run_views import summarize_run
 from holdfast.stores.memory import MemoryStore
@@ -47,7 +47,7 @@ async def test_inputs_reach_tools_and_the_source_of_an_agent() -> None:
     async with App([source], MemoryStore()) as app:
         result = await app.run(source, "go", inputs=INPUTS)
     assert result.messages[2].content == INPUTS
-    assert seen[0].inputs == {**INPUTS, "prompt": "go"}
+    assert seen[0].inputs == INPUTS
 
 
 def test_run_sync_takes_inputs() -> None:
@@ -138,7 +138,7 @@ async def test_the_native_loop_gets_content_parts_as_they_were_given(tmp_path: P
     assert model.requests == [(User("What is this? [image_url]", parts),)]
     assert result.messages[0].content == ("What is this?", PICTURE)
     assert summarize_run(record).prompt == "What is this? [image_url]"
-    assert b"base64" not in record.meta, "a listing does not load pictures"
+    assert b"base64" not in record.info, "a listing does not load pictures"
 
 
 async def test_content_parts_take_the_place_of_the_prompt_in_a_phase() -> None:
@@ -173,14 +173,20 @@ async def test_a_loop_that_accepts_text_only_refuses_content_parts() -> None:
             await app.run(agent, ["Look", PICTURE])
 
 
-def test_only_a_prompt_of_content_parts_needs_the_newer_format() -> None:
-    """An older worker refuses such a run instead of asking the model about the summary."""
-    meta = RunMeta(run_id="r", agent_name="a", prompt="go", inputs={"a": 1})
-    assert Begin.from_meta(meta).version == 1
-    assert Begin.from_meta(msgspec.structs.replace(meta, content=["go"])).version == 2
+def test_a_prompt_that_is_neither_text_nor_parts_is_empty() -> None:
+    odd: Any = 5
+    assert RunInfo(run_id="r", agent_name="a", prompt=odd).prompt == ""
 
 
-def test_a_journal_of_the_first_format_has_the_same_request() -> None:
-    old = decode(b'{"version":1,"meta":{"run_id":"r","agent_name":"a","prompt":"go"}}', Begin).meta
-    assert old.request_key == RunInfo.create(Agent(name="a", model=ScriptedModel()), "go", run_id="r").request_key
-    assert old.to_info().content == "go"
+def test_the_digest_of_a_request_has_the_prompt_and_the_inputs() -> None:
+    info = RunInfo(run_id="r", agent_name="a", prompt="go", inputs={"a": 1})
+    digests = {
+        each.summarize().request_digest
+        for each in (
+            info,
+            msgspec.structs.replace(info, run_id="s", caller_id="c"),
+            msgspec.structs.replace(info, prompt=["go"]),
+            msgspec.structs.replace(info, inputs={"a": 2}),
+        )
+    }
+    assert len(digests) == 3

@@ -7,9 +7,10 @@ from tests.probe_store import ProbeStore
 from tests.simulated_host import REMOVE_ENDED
 
 from holdfast.checkpoint.checkpointer import StoreCheckpointer
-from holdfast.checkpoint.codec import RunMeta, decode_run
+from holdfast.checkpoint.codec import decode_run
 from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus
 from holdfast.config import CheckpointSettings, Retention
+from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import NATIVE_CODEC, User
 from holdfast.core.run.state import RunState
 from holdfast.stores.memory import MemoryStore
@@ -31,7 +32,7 @@ class CheckpointerHarness:
     ) -> StoreCheckpointer:
         return StoreCheckpointer(
             self.store,
-            RunMeta(run_id="r", agent_name="a", prompt="go"),
+            RunInfo(run_id="r", agent_name="a", prompt="go"),
             "w",
             settings=CheckpointSettings(save_interval=save_interval, retention=retention, **settings),
             clock=self.clock,

@@ -11,7 +11,7 @@ from tests.scripted_model import ScriptedModel
 from tests.simulated_host import SimulatedHost
 
 from holdfast.checkpoint.checkpointer import NullCheckpointer, StoreCheckpointer
-from holdfast.checkpoint.codec import RunMeta, decode
+from holdfast.checkpoint.codec import decode
 from holdfast.checkpoint.errors import RunExists, SchemaTooNew, StorePermissionError, StoreUnavailable
 from holdfast.checkpoint.factory import NullCheckpoints, StoreCheckpoints
 from holdfast.checkpoint.record import RunStatus
@@ -74,16 +74,16 @@ async def test_the_factory_is_asked_once_per_run_with_all_that_the_run_is() -> N
     assert [info.run_id for info in factory.requested] == ["r", "s"]
     assert factory.requested[0] == RunInfo(
         run_id="r", agent_name="a", agent_id="7", caller_id="c", channel_id="ch", guild_id="g", model_tier="large",
-        labels={"k": "v"}, inputs={"prompt": "go", "n": 1},
+        labels={"k": "v"}, loop="native", prompt="go", inputs={"n": 1},
     )  # fmt: skip
 
 
-async def test_the_stored_meta_comes_from_the_run_and_the_prompt_from_its_inputs() -> None:
+async def test_the_stored_info_comes_from_the_run() -> None:
     store = MemoryStore()
     checkpoints = StoreCheckpoints(store)
     info = RunInfo(
         run_id="r", agent_name="a", agent_id="7", caller_id="c", channel_id="ch", guild_id="g", model_tier="large",
-        labels={"k": "v"}, inputs={"prompt": "what I was asked", "n": 1},
+        labels={"k": "v"}, prompt="what I was asked", inputs={"n": 1},
     )  # fmt: skip
     handle = await checkpoints.begin(info)
     assert isinstance(handle, StoreCheckpointer)
@@ -92,13 +92,13 @@ async def test_the_stored_meta_comes_from_the_run_and_the_prompt_from_its_inputs
     await handle.save(RunState())
     [record] = [record async for record in store.list_runs()]
     assert (record.run_id, record.agent_name, record.caller_id, record.owner) == ("r", "a", "c", checkpoints.worker_id)
-    meta = decode(record.meta, RunMeta)
-    assert meta.prompt == "what I was asked"
-    assert meta.labels == {"k": "v"}
+    summary = decode(record.info, RunInfo)
+    assert summary.prompt == "what I was asked"
+    assert summary.labels == {"k": "v"}
 
 
 async def test_a_run_without_a_prompt_has_an_empty_one() -> None:
-    assert RunMeta.from_info(RunInfo(run_id="r", agent_name="a")).prompt == ""
+    assert RunInfo(run_id="r", agent_name="a").prompt == ""
 
 
 @pytest.mark.parametrize(

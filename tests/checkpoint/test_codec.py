@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import textwrap
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,13 @@ import pytest
 
 from holdfast.checkpoint.codec import (
     FORMAT_VERSION,
-    UPGRADES,
     Begin,
     Progress,
     RecordedResult,
-    RunMeta,
     decode,
     decode_run,
     encode,
+    encode_begin,
 )
 from holdfast.checkpoint.errors import RecordDecodeError, RunDamaged, UnknownVersion
 from holdfast.checkpoint.journal import Entry, EntryKind
@@ -30,7 +28,7 @@ from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import NATIVE_CODEC, Message, Reply, System, ToolCall, ToolResult, Usage, User
 from holdfast.core.run.state import PhaseOutput
 
-META = RunMeta(run_id="r", agent_name="a", prompt="go")
+META = RunInfo(run_id="r", agent_name="a", prompt="go")
 LONG_AGO = datetime(2030, 1, 1, tzinfo=UTC)
 
 
@@ -39,13 +37,13 @@ def stored(*bodies: tuple[EntryKind, bytes], progress: bytes = b"{}") -> StoredR
     record = RunRecord(
         run_id="r", agent_name="a", caller_id="", parent_run_id=None, status=RunStatus.INTERRUPTED, created_at=LONG_AGO,
         updated_at=LONG_AGO, owner=None, owner_alive=False, token=1, strikes=0, not_before=LONG_AGO, reason="",
-        cancel_requested=False, expires_at=None, next_seq=len(entries), size=0, meta=b"{}", progress=progress,
+        cancel_requested=False, expires_at=None, next_seq=len(entries), size=0, info=b"{}", progress=progress,
     )  # fmt: skip
     return StoredRun(record=record, entries=entries)
 
 
 def begin(version: int = FORMAT_VERSION) -> tuple[EntryKind, bytes]:
-    return EntryKind.BEGIN, encode(Begin(version=version, meta=META))
+    return EntryKind.BEGIN, encode(Begin(version=version, info=META))
 
 
 def message(text: str) -> tuple[EntryKind, bytes]:
@@ -78,19 +76,17 @@ def test_a_message_is_one_line_of_json_and_reads_back_equal(given: Message) -> N
     assert repr(back) == repr(given)
 
 
-def test_the_meta_keeps_everything_that_a_run_is() -> None:
+def test_the_info_keeps_everything_that_a_run_is() -> None:
     info = RunInfo(
         run_id="r", agent_name="a", agent_id="1", caller_id="c", channel_id="ch", guild_id="g", model_tier="large",
-        parent_run_id="p", labels={"team": "x"}, inputs={"prompt": "go \0", "files": ["a"], "n": 2**70},
+        parent_run_id="p", labels={"team": "x"}, prompt="go \0", inputs={"files": ["a"], "n": 2**70},
     )  # fmt: skip
-    back = decode(encode(RunMeta.from_info(info)), RunMeta)
-    assert back.to_info() == info
-    assert back.prompt == "go \0"
+    assert decode(encode(info), RunInfo) == info
 
 
 def test_listings_get_only_the_head_of_a_prompt() -> None:
-    meta = RunMeta.from_info(RunInfo(run_id="r", agent_name="a", inputs={"prompt": "x" * 10_000, "file": "y" * 10_000}))
-    assert len(encode(meta.summary())) < 500
+    info = RunInfo(run_id="r", agent_name="a", prompt="x" * 10_000, inputs={"file": "y" * 10_000})
+    assert len(encode(info.summarize())) < 500
 
 
 @pytest.mark.parametrize(
@@ -98,7 +94,7 @@ def test_listings_get_only_the_head_of_a_prompt() -> None:
 )
 def test_an_input_that_would_come_back_changed_is_refused(value: Any) -> None:
     with pytest.raises(PayloadError, match="inputs"):
-        RunMeta.from_info(RunInfo(run_id="r", agent_name="a", inputs={"prompt": "", "value": value}))
+        encode_begin(RunInfo(run_id="r", agent_name="a", inputs={"value": value}))
 
 
 def test_a_journal_is_read_as_it_was_told() -> None:
@@ -117,7 +113,7 @@ def test_a_journal_is_read_as_it_was_told() -> None:
         NATIVE_CODEC,
     )
     state = checkpoint.state
-    assert checkpoint.meta == META
+    assert checkpoint.info == META
     assert list(state.history) == [
         User("go"),
         ToolResult(call_id="c2", tool="t", content="c2"),
@@ -138,26 +134,6 @@ def test_results_of_a_finished_step_are_not_taken_for_those_of_the_next() -> Non
 def test_a_version_that_a_newer_holdfast_wrote_is_refused(found: int) -> None:
     with pytest.raises(UnknownVersion, match=f"version {found}.*upgrade holdfast"):
         decode_run(stored(begin(found), (EntryKind.MESSAGE, b"in a form of the future")), NATIVE_CODEC)
-
-
-def test_an_older_version_loads_through_its_upgrades() -> None:
-    def upgrade(entries: Sequence[Entry]) -> Sequence[Entry]:
-        """Before version 1, messages were bare strings."""
-        return [
-            Entry(seq=entry.seq, kind=entry.kind, body=NATIVE_CODEC.encode(User(msgspec.json.decode(entry.body))))
-            if entry.kind is EntryKind.MESSAGE
-            else entry
-            for entry in entries
-        ]
-
-    old = stored(begin(0), (EntryKind.MESSAGE, b'"hello"'))
-    assert list(decode_run(old, NATIVE_CODEC, {**UPGRADES, 0: upgrade}).state.history) == [User("hello")]
-
-
-@pytest.mark.parametrize("version", [0, -1])
-def test_an_older_version_without_an_upgrade_is_refused(version: int) -> None:
-    with pytest.raises(RecordDecodeError, match="no upgrade"):
-        decode_run(stored(begin(version)), NATIVE_CODEC)
 
 
 @pytest.mark.parametrize(

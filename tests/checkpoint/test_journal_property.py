@@ -19,7 +19,7 @@ from tests.probe_store import ProbeStore
 
 from holdfast.checkpoint.checkpointer import StoreCheckpointer
 from holdfast.checkpoint.claims import WorkerIdentity, this_process
-from holdfast.checkpoint.codec import DecodedRun, RunMeta, Step, decode, decode_run, encode
+from holdfast.checkpoint.codec import DecodedRun, Step, decode, decode_run, encode
 from holdfast.checkpoint.errors import StoreClosed, StoreFull
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.journal import EntryKind
@@ -27,6 +27,7 @@ from holdfast.checkpoint.record import StoredRun
 from holdfast.config import CheckpointSettings
 from holdfast.core.errors import PayloadError
 from holdfast.core.ports import Checkpointer
+from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import NATIVE_CODEC, Reply, ToolCall, ToolResult, Usage, User
 from holdfast.core.run.state import RunState
 from holdfast.stores.memory import MemoryStore
@@ -79,8 +80,8 @@ class Journal(RuleBasedStateMachine):
         self.state = RunState()
         #: The ends of steps, by iteration; several where the conversation was put in other words after it.
         self.ends: dict[int, list[Any]] = {}
-        meta = RunMeta(run_id="r", agent_name="a", prompt="go")
-        self.handle: Checkpointer = StoreCheckpointer(self.store, meta, "w", settings=self.settings, clock=self.clock)
+        info = RunInfo(run_id="r", agent_name="a", prompt="go")
+        self.handle: Checkpointer = StoreCheckpointer(self.store, info, "w", settings=self.settings, clock=self.clock)
         #: What the store must have: `None` before the run is in it.
         self.expected: Any = None
 

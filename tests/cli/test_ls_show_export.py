@@ -219,7 +219,7 @@ def test_export_gives_every_entry(shell: Shell) -> None:
     assert (run["kind"], run["run_id"], run["status"]) == ("run", "r1", "done")
     assert [entry["seq"] for entry in entries] == list(range(len(entries)))
     assert entries[0]["kind"] == "begin"
-    assert entries[0]["body"]["meta"]["prompt"] == "note"
+    assert entries[0]["body"]["info"]["prompt"] == "note"
     assert entries[-1] == {
         "kind": "outcome", "seq": len(entries) - 1, "body": {"output": "done: note", "usage": run_usage(2, 1)},
     }  # fmt: skip
@@ -241,7 +241,7 @@ def test_stored_text_cannot_take_over_the_terminal(shell: Shell) -> None:
         assert "ünïcødé 👩‍🚀" in printed
     assert shell.json("ls")["runs"][0]["prompt"] == f"{unsafe}note ünïcødé 👩‍🚀"
     begin = json.loads(shell.ok("export", "r1").splitlines()[1])
-    assert begin["body"]["meta"]["prompt"] == f"{unsafe}note ünïcødé 👩‍🚀"
+    assert begin["body"]["info"]["prompt"] == f"{unsafe}note ünïcødé 👩‍🚀"
 
 
 def test_finished_runs_are_shown_exported_and_forked(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

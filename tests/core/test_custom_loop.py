@@ -53,6 +53,8 @@ class LineLoop:
     All results of a step enter the conversation as one message, as some libraries have it.
     """
 
+    name = "lines"
+
     def __init__(self, effect: Effect = Effect.ONCE) -> None:
         self._effect = effect
         self.called: list[str] = []

@@ -41,4 +41,4 @@ async def test_a_cancel_that_comes_together_with_a_sign_is_not_swallowed(url: st
 
 
 async def _create(store: RunStore, run_id: str) -> None:
-    await store.create(NewRun(run_id=run_id, agent_name="agent", meta=b"{}", progress=b"{}", entries=[]))
+    await store.create(NewRun(run_id=run_id, agent_name="agent", info=b"{}", progress=b"{}", entries=[]))

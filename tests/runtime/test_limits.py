@@ -45,10 +45,10 @@ async def test_queued_and_awaited_runs_share_the_limit_of_their_key() -> None:
     gate = Gate()
     limits = [ConcurrencyLimit(key="tenant", max_runs=2)]
     async with App([Agent(name="a", model=gate)], MemoryStore(), limits=limits) as app:
-        submitted = [await app.submit("a", "p", key="tenant") for _ in range(2)]
+        submitted = [await app.submit("a", "p", concurrency_key="tenant") for _ in range(2)]
         await gate.wait_inside(2)
-        awaited = asyncio.create_task(app.run("a", "p", run_id="awaited", key="tenant"))
-        other = asyncio.create_task(app.run("a", "p", key="another"))
+        awaited = asyncio.create_task(app.run("a", "p", run_id="awaited", concurrency_key="tenant"))
+        other = asyncio.create_task(app.run("a", "p", concurrency_key="another"))
         await gate.wait_inside(3)
         assert app.store is not None
         assert (await app.store.get_record("awaited")).status is RunStatus.QUEUED
@@ -93,15 +93,17 @@ async def test_what_an_operator_has_set_wins_over_the_app() -> None:
 
 async def test_a_fork_and_a_resumed_run_keep_key_and_priority() -> None:
     async with App([Agent(name="a", model=ScriptedModel("x"))], MemoryStore()) as app:
-        await app.run("a", "p", run_id="one", key="k", priority=-3)
+        await app.run("a", "p", run_id="one", concurrency_key="k", priority=-3)
         await app.fork("one", 1, new_id="two")
         assert app.store is not None
         for run_id in ("one", "two"):
             record = await app.store.get_record(run_id)
-            assert (record.key, record.priority) == ("k", -3)
+            assert (record.concurrency_key, record.priority) == ("k", -3)
 
 
-@pytest.mark.parametrize("given", [{"priority": 11}, {"priority": -11}, {"priority": True}, {"key": "x" * 201}])
+@pytest.mark.parametrize(
+    "given", [{"priority": 11}, {"priority": -11}, {"priority": True}, {"concurrency_key": "x" * 201}]
+)
 async def test_a_wrong_priority_or_key_is_refused(given: dict[str, Any]) -> None:
     async with App([Agent(name="a", model=ScriptedModel("x"))], MemoryStore()) as app:
         with pytest.raises(DefinitionError, match=next(iter(given))):

@@ -19,10 +19,11 @@ from holdfast import (
     tool,
     wait_for,
 )
-from holdfast.checkpoint.codec import PROMPT_SUMMARY_LENGTH, RunMeta, decode
+from holdfast.checkpoint.codec import decode
 from holdfast.checkpoint.errors import RunConflict
 from holdfast.core.errors import Shutdown
 from holdfast.core.redaction import Redactor
+from holdfast.core.run.info import PROMPT_SUMMARY_LENGTH, RunInfo
 from holdfast.core.run.run_events import CallDecided
 from holdfast.runtime.operations.mailing import NotWaiting
 
@@ -83,7 +84,7 @@ async def test_who_a_run_is_stays_readable_even_if_it_looks_like_a_secret(tmp_pa
         )  # fmt: skip
         await app.recover()
         assert (await app.result("task-sk-77")).output == "done"
-        told = (await app._client.load_checkpoint("task-sk-77")).meta
+        told = (await app._client.load_checkpoint("task-sk-77")).info
         assert (told.run_id, told.agent_name, told.agent_id) == ("task-sk-77", "agent-sk-1", "sk-2")
         assert (told.caller_id, told.channel_id, told.guild_id) == ("sk-3", "sk-4", "sk-5")
         assert (told.prompt, told.labels) == ("deploy with [redacted]", {"key": "[redacted]"})
@@ -94,7 +95,7 @@ async def test_what_listings_show_of_a_prompt_has_no_half_of_a_secret(tmp_path: 
         await app.submit("agent", "x" * (PROMPT_SUMMARY_LENGTH - 5) + "sk-123456789!", run_id="r")
         assert app.store is not None
         [record] = [record async for record in app.store.list_runs()]
-        assert "sk-" not in decode(record.meta, RunMeta).prompt
+        assert "sk-" not in decode(record.info, RunInfo).prompt_text
 
 
 #: Matches ids, times, hashes and kinds too.

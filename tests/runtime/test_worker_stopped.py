@@ -321,7 +321,7 @@ async def test_a_child_that_is_left_to_its_parked_parent_is_not_looked_for_again
         await probe.inner.release(claim, Release(status=RunStatus.PARKED, reason="approval"))
         stored = await probe.inner.load("parent")
         child = NewRun(
-            run_id="child", agent_name="agent", parent_run_id="parent", meta=stored.record.meta, progress=b"{}",
+            run_id="child", agent_name="agent", parent_run_id="parent", info=stored.record.info, progress=b"{}",
             entries=stored.entries,
         )  # fmt: skip
         await probe.inner.create(child)

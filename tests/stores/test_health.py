@@ -23,7 +23,7 @@ async def test_the_health_check_reports_version_and_size(kind: str, tmp_path: Pa
             await store.register_worker(WorkerIdentity(worker_id="w", process=this_process()))
             body = b'"%s"' % (b"x" * 200_000)
             entries = [Entry(seq=0, kind=EntryKind.BEGIN, body=body)]
-            await store.create(NewRun(run_id="r", agent_name="a", meta=b"{}", progress=b"{}", entries=entries))
+            await store.create(NewRun(run_id="r", agent_name="a", info=b"{}", progress=b"{}", entries=entries))
             filled = await store.check_health()
         finally:
             await store.close()

@@ -19,7 +19,7 @@ async def a_store_with_a_run(entries: list[Entry]) -> tuple[MemoryStore, Any]:
     store = MemoryStore()
     await store.open()
     await store.register_worker(WorkerIdentity(worker_id="w", process=this_process()))
-    run = NewRun(run_id="r", agent_name="a", meta=b"meta", progress=b"progress", entries=entries)
+    run = NewRun(run_id="r", agent_name="a", info=b"info", progress=b"progress", entries=entries)
     return store, await store.create(run, worker_id="w")
 
 
@@ -65,7 +65,7 @@ async def test_changing_the_labels_of_a_record_changes_no_other_record() -> None
     store = MemoryStore()
     await store.open()
     given = {"team": "red"}
-    await store.create(NewRun(run_id="r", agent_name="a", labels=given, meta=b"", progress=b"", entries=()))
+    await store.create(NewRun(run_id="r", agent_name="a", labels=given, info=b"", progress=b"", entries=()))
     given.clear()
     first = (await store.load("r")).record.labels
     assert isinstance(first, dict), "encoders know a dict"

@@ -67,7 +67,7 @@ async def _one_run(day: Day, run_id: str, chance: random.Random) -> None:
     """Created, written to, rewritten, and ended in one way or another."""
     store = day.store
     bodies = [f"{run_id} begins".encode()]
-    run = NewRun(run_id=run_id, agent_name="agent", meta=b"", progress=b"", entries=_entries(0, bodies))
+    run = NewRun(run_id=run_id, agent_name="agent", info=b"", progress=b"", entries=_entries(0, bodies))
     held: list[Claim] = []
 
     async def create() -> None:

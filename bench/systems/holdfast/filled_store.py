@@ -32,7 +32,7 @@ async def fill(store: RunStore, url: str, number: int) -> None:
 
 async def create(store: RunStore, status: RunStatus, run_id: str, release: Release | None = None) -> None:
     entry = Entry(seq=0, kind=EntryKind.BEGIN, body=b"{}")
-    run = NewRun(run_id=run_id, agent_name=PARKED, caller_id="caller", entries=[entry], meta=b"{}", progress=b"{}")
+    run = NewRun(run_id=run_id, agent_name=PARKED, caller_id="caller", entries=[entry], info=b"{}", progress=b"{}")
     claim = await store.create(run, worker_id=None if status is RunStatus.QUEUED else WORKER.worker_id)
     if claim is not None:
         wake_on = ["never"] if status is RunStatus.WAITING else ()

@@ -9,7 +9,7 @@ from typing import Any, Protocol, Unpack
 
 from holdfast.checkpoint.attempts import AttemptLog
 from holdfast.checkpoint.claims import Claim, backoff
-from holdfast.checkpoint.codec import Outcome, Progress, RunMeta, decode, encode
+from holdfast.checkpoint.codec import Outcome, Progress, decode, encode
 from holdfast.checkpoint.delta import Watermark, is_rewritten
 from holdfast.checkpoint.errors import UnreadMail
 from holdfast.checkpoint.record import RunRecord, RunStatus
@@ -18,6 +18,7 @@ from holdfast.checkpoint.store import RunStore
 from holdfast.clock import SYSTEM_CLOCK, Clock, Timer
 from holdfast.config import CheckpointSettings
 from holdfast.core.errors import RunCancelled, RunLost, format_error
+from holdfast.core.run.info import RunInfo
 from holdfast.core.run.mail import MESSAGE_TOPIC
 from holdfast.core.run.messages import NO_USAGE, Usage
 from holdfast.core.run.state import RunState
@@ -40,7 +41,7 @@ class CheckpointerOwner(Protocol):
         """Cancel the unfinished child runs of a run that is about to be cancelled, unless it `continues`."""
         ...
 
-    def keep_journal(self, meta: RunMeta, state: RunState, created_at: datetime, watermark: Watermark) -> None:
+    def keep_journal(self, info: RunInfo, state: RunState, created_at: datetime, watermark: Watermark) -> None:
         """Keep the decoded journal of a conversation for its next turn."""
         ...
 
@@ -55,7 +56,7 @@ class StoreCheckpointer:
     def __init__(
         self,
         store: RunStore,
-        meta: RunMeta,
+        info: RunInfo,
         worker_id: str,
         *,
         settings: CheckpointSettings | None = None,
@@ -67,10 +68,10 @@ class StoreCheckpointer:
         Args:
             owner: retries a failed release, and cancels child runs.
         """
-        self._store, self._meta = store, meta
+        self._store, self._info = store, info
         self._settings, self._clock = settings or CheckpointSettings(), clock
         self._has_interval = self._settings.save_interval > timedelta(0)
-        self._writer = RunWriter(store, meta, worker_id, self._settings, clock)
+        self._writer = RunWriter(store, info, worker_id, self._settings, clock)
         self._lock = asyncio.Lock()
         self._closed = False
         #: The newest state that the save interval deferred, and the timer of its write.
@@ -90,7 +91,7 @@ class StoreCheckpointer:
         watermark: Watermark,
         record: RunRecord,
         store: RunStore,
-        meta: RunMeta,
+        info: RunInfo,
         *,
         state: RunState | None = None,
         attempts: AttemptLog,
@@ -101,7 +102,7 @@ class StoreCheckpointer:
         Args:
             state: the run as it was loaded. Its end is written even if it was not saved before.
         """
-        checkpointer = cls(store, meta, claim.worker_id, **options)
+        checkpointer = cls(store, info, claim.worker_id, **options)
         checkpointer._latest_state = state
         checkpointer._writer.resume(claim, watermark, record.progress, attempts)
         checkpointer._created_at = record.created_at
@@ -156,7 +157,7 @@ class StoreCheckpointer:
         try:
             await self._write(self._deferred, retry=False)
         except Exception as exc:  # no caller waits for this write; the next save raises an error that persists
-            log.warning("run %s: a deferred save failed, will retry: %s", self._meta.run_id, exc)
+            log.warning("run %s: a deferred save failed, will retry: %s", self._info.run_id, exc)
 
     async def _write(self, state: RunState, *, retry: bool) -> None:
         async with self._lock:
@@ -197,7 +198,7 @@ class StoreCheckpointer:
         Returns False if a message has arrived that the run has not read: it is left to be resumed, and reads it.
         """
         outcome = encode(Outcome(output=output, usage=usage))
-        topics = INPUT_TOPICS if self._meta.conversation else (MESSAGE_TOPIC,)
+        topics = INPUT_TOPICS if self._info.conversation else (MESSAGE_TOPIC,)
         return await self._end(RunStatus.DONE, outcome, wake_on=topics)
 
     async def wait(
@@ -209,7 +210,7 @@ class StoreCheckpointer:
         """
         await self._save_rewrite()
         if cancel_children and self._owner is not None:
-            await self._owner.cancel_children(self._meta.run_id, continues=True)
+            await self._owner.cancel_children(self._info.run_id, continues=True)
         # The clock of the store may be ahead: the run would be resumed too early, and again at once.
         delay = timedelta(0) if wake_at is None else max(timedelta(0), wake_at - self._clock.now())
         release = partial(
@@ -228,9 +229,9 @@ class StoreCheckpointer:
     def _keep_journal(self) -> None:
         """Keep the journal of a conversation between two turns for the next one."""
         state = self._latest_state
-        is_between_turns = bool(self._meta.conversation) and state is not None and state.turn is None
+        is_between_turns = bool(self._info.conversation) and state is not None and state.turn is None
         if is_between_turns and state is not None and self._owner is not None and self._created_at is not None:
-            self._owner.keep_journal(self._meta, state, self._created_at, self._writer.watermark)
+            self._owner.keep_journal(self._info, state, self._created_at, self._writer.watermark)
 
     async def _finalize_unless_mail(self, write: _FinalWrite) -> bool:
         """End the claim with `write`. If unread mail refuses that, leave the run to be resumed, and return False."""
@@ -287,7 +288,7 @@ class StoreCheckpointer:
         write: _FinalWrite = partial(
             self._release_claim, status=status, reason=reason, outcome=outcome, retention=retention, wake_on=wake_on
         )
-        if not retention and self._meta.parent_run_id is None:
+        if not retention and self._info.parent_run_id is None:
             # Released first: a message that was accepted meanwhile must not be removed with the run.
             write = partial(self._release_and_remove, write) if wake_on else self._remove
         else:
@@ -303,13 +304,13 @@ class StoreCheckpointer:
     async def _release_and_remove(self, release: _FinalWrite, claim: Claim) -> None:
         await release(claim)
         try:
-            await self._store.remove(self._meta.run_id)
+            await self._store.remove(self._info.run_id)
         except Exception as exc:  # a store may raise anything; the run has ended
-            log.warning("run %s has ended, and is removed by the next purge: %s", self._meta.run_id, exc)
+            log.warning("run %s has ended, and is removed by the next purge: %s", self._info.run_id, exc)
 
     async def _cancel_tree(self, write: _FinalWrite, claim: Claim) -> None:
         if self._owner is not None:
-            await self._owner.cancel_children(self._meta.run_id)
+            await self._owner.cancel_children(self._info.run_id)
         await write(claim)
 
     def _current_usage(self) -> Usage:
@@ -337,7 +338,7 @@ class StoreCheckpointer:
         try:
             await self.save(state, force=True)
         except Exception as exc:  # release the claim all the same
-            log.warning("run %s: the progress since its last save is lost: %s", self._meta.run_id, exc)
+            log.warning("run %s: the progress since its last save is lost: %s", self._info.run_id, exc)
 
     async def _finalize(self, write: _FinalWrite) -> None:
         if self._closed:
@@ -366,7 +367,7 @@ class StoreCheckpointer:
                 self._pending_release = None
 
     async def _remove(self, claim: Claim) -> None:
-        await self._store.remove(self._meta.run_id, claim=claim)
+        await self._store.remove(self._info.run_id, claim=claim)
 
     async def _release_claim(
         self, claim: Claim, *, reason: str = "", outcome: bytes | None = None, **options: Unpack[ReleaseOptions]

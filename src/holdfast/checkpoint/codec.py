@@ -1,6 +1,6 @@
 """Entries and drafts as JSON, with a version, and the reader that decodes a journal."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -14,105 +14,11 @@ from holdfast.core.errors import PayloadError
 from holdfast.core.json_value import to_json_value
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import NO_USAGE, MessageCodec, Usage
-from holdfast.core.run.prompt import make_request_key
 from holdfast.core.run.state import History, PhaseOutput, RunState, StepEnd, StepTimes
 from holdfast.core.run.turns import TurnInput, TurnRecord
 
-#: The newest format of the entry bodies. Increased when an older holdfast could not read the new format.
-#: Version 2 has prompts of content parts, version 3 conversations. Other runs are written as version 1, which older
-#: workers read.
-FORMAT_VERSION = 3
-
-#: Maps a version to the function that upgrades its entries to the next version.
-UPGRADES: Mapping[int, Callable[[Sequence[Entry]], Sequence[Entry]]] = {
-    1: lambda entries: entries,
-    2: lambda entries: entries,
-}
-
-#: Characters of a prompt that listings show.
-PROMPT_SUMMARY_LENGTH = 200
-
-
-class RunMeta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The stored identity of a run: agent, caller, prompt, inputs."""
-
-    run_id: str
-    agent_name: str
-    agent_id: str = ""
-    caller_id: str = ""
-    channel_id: str = ""
-    guild_id: str = ""
-    #: Text; a summary of it if the prompt has content parts.
-    prompt: str = ""
-    model_tier: str = ""
-    parent_run_id: str | None = None
-    lineage: tuple[str, ...] = ()
-    labels: dict[str, str] = {}
-    #: All inputs except the prompt.
-    inputs: dict[str, Any] = {}
-    #: The content parts of a prompt that is not text alone, as plain data.
-    content: list[Any] = []
-    #: The key of a conversation. Empty for other runs.
-    conversation: str = ""
-    #: Workers take due runs of a higher priority first.
-    priority: int = 0
-    #: Runs with the same key share its concurrency limit. Empty: none.
-    key: str = ""
-
-    @classmethod
-    def from_info(cls, info: RunInfo) -> "RunMeta":
-        """Return the stored form of `info`.
-
-        Raises:
-            PayloadError: an input cannot be stored without changing it.
-        """
-        return cls(
-            run_id=info.run_id,
-            agent_name=info.agent_name,
-            agent_id=info.agent_id,
-            caller_id=info.caller_id,
-            channel_id=info.channel_id,
-            guild_id=info.guild_id,
-            prompt=info.prompt,
-            model_tier=info.model_tier,
-            parent_run_id=info.parent_run_id,
-            lineage=info.lineage,
-            labels=info.labels,
-            inputs=to_json_value(
-                {name: value for name, value in info.inputs.items() if name != "prompt"}, "the inputs"
-            ),
-            content=info.content if isinstance(info.content, list) else [],
-            conversation=info.conversation,
-            priority=info.priority,
-            key=info.key,
-        )
-
-    def to_info(self) -> RunInfo:
-        return RunInfo(
-            run_id=self.run_id,
-            agent_name=self.agent_name,
-            agent_id=self.agent_id,
-            caller_id=self.caller_id,
-            channel_id=self.channel_id,
-            guild_id=self.guild_id,
-            model_tier=self.model_tier,
-            parent_run_id=self.parent_run_id,
-            lineage=self.lineage,
-            labels=self.labels,
-            inputs={**self.inputs, "prompt": self.content or self.prompt},
-            conversation=self.conversation,
-            priority=self.priority,
-            key=self.key,
-        )
-
-    @property
-    def request_key(self) -> str:
-        """Equal for runs with the same prompt and inputs."""
-        return make_request_key(self.content or self.prompt, self.inputs)
-
-    def summary(self) -> "RunMeta":
-        """Return the small part that listings show."""
-        return msgspec.structs.replace(self, prompt=self.prompt[:PROMPT_SUMMARY_LENGTH], inputs={}, content=[])
+#: The format of the entry bodies. Increased when an older holdfast could not read the new one.
+FORMAT_VERSION = 1
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -181,19 +87,13 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tr
     times: StepTimes | None = None
 
 
-class Begin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Begin(msgspec.Struct, frozen=True, kw_only=True):
     """Body of the `BEGIN` entry, the first of a journal."""
 
-    version: int
-    meta: RunMeta
+    info: RunInfo
+    version: int = FORMAT_VERSION
     #: Of a rewritten journal: how many of its first messages take the place of earlier ones.
     repeated: int = 0
-
-    @classmethod
-    def from_meta(cls, meta: RunMeta, repeated: int = 0) -> "Begin":
-        """Return the entry for a new journal, of the oldest version that can hold it."""
-        version = 3 if meta.conversation else 2 if meta.content else 1
-        return cls(version=version, meta=meta, repeated=repeated)
 
 
 class RecordedResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,7 +116,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class DecodedRun(msgspec.Struct, frozen=True, kw_only=True):
     """The content of a journal: the state to resume from, or the outcome."""
 
-    meta: RunMeta
+    info: RunInfo
     state: RunState
     outcome: Outcome | None = None
 
@@ -236,6 +136,17 @@ def encode(body: Any) -> bytes:
         raise PayloadError(f"{type(body).__name__} cannot be stored: {exc}; use plain JSON data") from exc
 
 
+def encode_begin(info: RunInfo, repeated: int = 0) -> bytes:
+    """Encode the first entry of a journal.
+
+    Raises:
+        PayloadError: an input cannot be stored without changing it.
+    """
+    if info.inputs:
+        to_json_value(info.inputs, "the inputs")
+    return encode(Begin(info=info, repeated=repeated))
+
+
 def decode(body: bytes, kind: type[_T]) -> _T:
     """Decode an entry body.
 
@@ -252,16 +163,6 @@ class _Version(msgspec.Struct):
     version: int
 
 
-def _read_version(stored: StoredRun) -> int:
-    run_id = stored.record.run_id
-    if not stored.entries or stored.entries[0].kind is not EntryKind.BEGIN:
-        raise RunDamaged(run_id, "its journal does not begin with a begin entry")
-    version = decode(stored.entries[0].body, _Version).version
-    if version > FORMAT_VERSION:
-        raise UnknownVersion(run_id, version, FORMAT_VERSION)
-    return version
-
-
 def decode_begin(stored: StoredRun) -> Begin:
     """Return the first entry of a stored run's journal.
 
@@ -270,15 +171,16 @@ def decode_begin(stored: StoredRun) -> Begin:
         RunDamaged: the journal lacks its first entry.
         RecordDecodeError: the entry cannot be decoded.
     """
-    _read_version(stored)
+    run_id = stored.record.run_id
+    if not stored.entries or stored.entries[0].kind is not EntryKind.BEGIN:
+        raise RunDamaged(run_id, "its journal does not begin with a begin entry")
+    version = decode(stored.entries[0].body, _Version).version
+    if version > FORMAT_VERSION:
+        raise UnknownVersion(run_id, version, FORMAT_VERSION)
     return decode(stored.entries[0].body, Begin)
 
 
-def decode_run(
-    stored: StoredRun,
-    codec: MessageCodec,
-    upgrades: Mapping[int, Callable[[Sequence[Entry]], Sequence[Entry]]] = UPGRADES,
-) -> DecodedRun:
+def decode_run(stored: StoredRun, codec: MessageCodec) -> DecodedRun:
     """Decode the journal of a stored run.
 
     Raises:
@@ -286,14 +188,8 @@ def decode_run(
         RunDamaged: the journal lacks its first entry, or adopts a result that it does not hold.
         RecordDecodeError: an entry cannot be decoded.
     """
-    version, entries = _read_version(stored), stored.entries
-    for old in range(version, FORMAT_VERSION):
-        if old not in upgrades:
-            raise RecordDecodeError(
-                f"run {stored.record.run_id} has format version {version}, from which no upgrade is known"
-            )
-        entries = upgrades[old](entries)
-    return _build_checkpoint(entries, decode(stored.record.progress, Progress), codec)
+    begin = decode_begin(stored)
+    return _build_checkpoint(begin.info, stored.entries, decode(stored.record.progress, Progress), codec)
 
 
 class JournalReader:
@@ -365,16 +261,15 @@ class JournalReader:
             raise RecordDecodeError(f"a stored message cannot be read by {type(self._codec).__name__}: {exc}") from exc
 
 
-def _build_checkpoint(entries: Sequence[Entry], progress: Progress, codec: MessageCodec) -> DecodedRun:
-    begin = decode(entries[0].body, Begin)
-    reader = JournalReader(begin.meta.run_id, codec)
+def _build_checkpoint(info: RunInfo, entries: Sequence[Entry], progress: Progress, codec: MessageCodec) -> DecodedRun:
+    reader = JournalReader(info.run_id, codec)
     for entry in entries[1:]:
         reader.read(entry)
     state = make_state(codec, progress, reader.messages, reader.turns)
     state.history.turn_start = reader.turn_start
     state.phases = reader.phases
     state.results = {call: result for call, (step, result) in reader.results.items() if step == progress.steps}
-    return DecodedRun(meta=begin.meta, state=state, outcome=reader.outcome)
+    return DecodedRun(info=info, state=state, outcome=reader.outcome)
 
 
 def make_state(codec: MessageCodec, progress: Progress, messages: list[Any], turns: list[TurnRecord]) -> RunState:

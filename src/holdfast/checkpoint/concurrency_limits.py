@@ -63,11 +63,11 @@ class LimitUsage(msgspec.Struct, frozen=True, kw_only=True):
     is_default: bool
 
 
-def list_limit_names(agent_name: str, key: str | None, parent_run_id: str | None) -> tuple[LimitName, ...]:
+def list_limit_names(agent_name: str, key: str, parent_run_id: str | None) -> tuple[LimitName, ...]:
     """Return the limits under which a run counts, if they exist. A run with a parent executes in the parent's slot."""
     if parent_run_id is not None:
         return ()
-    return (("agent", agent_name),) if key is None else (("agent", agent_name), ("key", key))
+    return (("agent", agent_name),) if not key else (("agent", agent_name), ("key", key))
 
 
 class Slots:

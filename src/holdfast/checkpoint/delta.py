@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from holdfast.checkpoint.attempts import StoredAttempt
-from holdfast.checkpoint.codec import Begin, JournalReader, Progress, RecordedResult, RunMeta, Step, decode, encode
+from holdfast.checkpoint.codec import JournalReader, Progress, RecordedResult, Step, decode, encode, encode_begin
 from holdfast.checkpoint.journal import Entry, EntryKind
+from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import MessageCodec
 from holdfast.core.run.state import History, RunState, StepEnd
 from holdfast.core.run.turns import TurnInput, TurnRecord
@@ -186,7 +187,7 @@ class Delta:
         self,
         watermark: Watermark,
         state: RunState,
-        meta: RunMeta,
+        info: RunInfo,
         now: datetime,
         attempts: tuple[StoredAttempt, ...],
     ) -> None:
@@ -197,7 +198,7 @@ class Delta:
         bodies: list[_EncodedEntry] = []
         if since.history is None:
             repeated = history.rewritten_count if self.rewrite else 0
-            bodies.append((EntryKind.BEGIN, encode(Begin.from_meta(meta, repeated))))
+            bodies.append((EntryKind.BEGIN, encode_begin(info, repeated)))
         if len(state.phases) > since.phases:
             bodies += [(EntryKind.PHASE, encode(phase)) for phase in state.phases[since.phases :]]
         turns: TurnDelta | None = None

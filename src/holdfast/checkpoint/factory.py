@@ -15,7 +15,7 @@ import msgspec
 from holdfast.checkpoint.attempts import AttemptLog
 from holdfast.checkpoint.checkpointer import NullCheckpointer, StoreCheckpointer
 from holdfast.checkpoint.claims import Claim, WorkerIdentity, this_process
-from holdfast.checkpoint.codec import DecodedRun, Progress, RunMeta, decode, decode_begin, decode_run, make_state
+from holdfast.checkpoint.codec import DecodedRun, Progress, decode, decode_begin, decode_run, make_state
 from holdfast.checkpoint.delta import StoredTurns, Watermark, make_watermark
 from holdfast.checkpoint.errors import (
     RecordDecodeError,
@@ -57,7 +57,7 @@ class _Journal(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     next_seq: int
     size: int
-    meta: RunMeta
+    info: RunInfo
     messages: list[Any]
     turns: list[TurnRecord]
 
@@ -77,18 +77,18 @@ class RecentConversations:
         self._journals: OrderedDict[str, _Journal] = OrderedDict()
         self._size = 0
 
-    def put(self, meta: RunMeta, state: RunState, created_at: datetime, next_seq: int, size: int) -> None:
+    def put(self, info: RunInfo, state: RunState, created_at: datetime, next_seq: int, size: int) -> None:
         """Keep a conversation whose turn has ended, as the store has it."""
         journal = _Journal(
             created_at=created_at,
             next_seq=next_seq,
             size=size,
-            meta=meta,
+            info=info,
             messages=list(state.history),
             turns=state.turns,
         )
-        self._remove(meta.run_id)
-        self._journals[meta.run_id] = journal
+        self._remove(info.run_id)
+        self._journals[info.run_id] = journal
         self._size += size
         while len(self._journals) > _MAX_CONVERSATIONS or self._size > _MAX_BYTES:
             self._remove(next(iter(self._journals)))
@@ -114,7 +114,7 @@ class RecentConversations:
             return None
         progress = decode(stored.record.progress, Progress)
         state = make_state(codec, progress, list(journal.messages), list(journal.turns))
-        return DecodedRun(meta=journal.meta, state=state)
+        return DecodedRun(info=journal.info, state=state)
 
 
 log: logging.Logger = logging.getLogger("holdfast.checkpoint")
@@ -169,7 +169,7 @@ class StoreCheckpoints:
             await self.open()
         return StoreCheckpointer(
             self._store,
-            RunMeta.from_info(info),
+            info,
             self.worker_id,
             settings=self._settings,
             clock=self._clock,
@@ -184,9 +184,9 @@ class StoreCheckpoints:
         """
         return await self._recent.load(run_id)
 
-    def keep_journal(self, meta: RunMeta, state: RunState, created_at: datetime, watermark: Watermark) -> None:
+    def keep_journal(self, info: RunInfo, state: RunState, created_at: datetime, watermark: Watermark) -> None:
         """Keep the decoded journal of a conversation for its next turn."""
-        self._recent.put(meta, state, created_at, watermark.next_seq, watermark.size)
+        self._recent.put(info, state, created_at, watermark.next_seq, watermark.size)
 
     def resume(self, claim: Claim, stored: StoredRun, codec: MessageCodec, *, executes: bool = True) -> Resumption:
         """Read a claimed run so that it can be resumed, or only changed if this process does not execute it.
@@ -202,10 +202,10 @@ class StoreCheckpoints:
         if executes:
             attempts = AttemptLog.resume(claim, self._clock.now(), progress.attempts)
         checkpointer = self._open_checkpointer(
-            claim, stored, checkpoint.meta, watermark, checkpoint.state, attempts=attempts
+            claim, stored, checkpoint.info, watermark, checkpoint.state, attempts=attempts
         )
         return Resumption(
-            info=checkpoint.meta.to_info(),
+            info=checkpoint.info,
             checkpointer=checkpointer,
             state=checkpoint.state,
             mail=tuple(stored.mail),
@@ -216,7 +216,7 @@ class StoreCheckpoints:
         self,
         claim: Claim,
         stored: StoredRun,
-        meta: RunMeta,
+        info: RunInfo,
         watermark: Watermark,
         state: RunState | None = None,
         *,
@@ -227,7 +227,7 @@ class StoreCheckpoints:
             watermark,
             stored.record,
             self._store,
-            meta,
+            info,
             state=state,
             attempts=attempts,
             settings=self._settings,
@@ -303,7 +303,7 @@ class StoreCheckpoints:
         try:
             await self.cancel_children(run_id)
             stored = await self._store.load(run_id)
-            meta, watermark = decode_begin(stored).meta, Watermark(next_seq=stored.record.next_seq)
+            info, watermark = decode_begin(stored).info, Watermark(next_seq=stored.record.next_seq)
         except (RunDamaged, RecordDecodeError, UnknownVersion) as exc:
             await self.release(claim, self.make_cancelled(f"cancelled; {exc}"))
         except asyncio.CancelledError:
@@ -313,7 +313,7 @@ class StoreCheckpoints:
             await self.release_claim(claim, undo)
             raise
         else:
-            checkpointer = self._open_checkpointer(claim, stored, meta, watermark, attempts=AttemptLog())
+            checkpointer = self._open_checkpointer(claim, stored, info, watermark, attempts=AttemptLog())
             await checkpointer.fail(RunCancelled(f"run {run_id} was cancelled"))
 
     def make_cancelled(self, reason: str) -> Release:

@@ -11,6 +11,7 @@ import msgspec
 
 from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.journal import Entry
+from holdfast.core.run.info import RunIndex, RunInfo
 from holdfast.core.run.mail import Mail as Mail
 
 
@@ -88,34 +89,29 @@ RELEASE_STATUSES = frozenset(
 )
 
 
-class NewRun(msgspec.Struct, frozen=True, kw_only=True):
+class NewRun(RunIndex, frozen=True, kw_only=True):
     """A run to be put into a store, with its first entries."""
 
-    run_id: str
-    agent_name: str
-    caller_id: str = ""
-    parent_run_id: str | None = None
-    #: For filtering. Also in `meta`.
-    labels: Mapping[str, str] = {}
-    #: Workers take due runs of a higher priority first.
-    priority: int = 0
-    #: Runs with the same key share the concurrency limit of that key, if there is one.
-    key: str | None = None
     #: Workers leave the run alone until then. `None`: it is due at once.
     not_before: datetime | None = None
-    #: Encoded meta, small (the prompt is cut short). Opaque to stores; listings hand it out.
-    meta: bytes
+    #: The encoded `RunInfo.summarize()`. Opaque to stores; listings hand it out.
+    info: bytes
     progress: bytes
     entries: Sequence[Entry]
 
+    @classmethod
+    def create(
+        cls, info: RunInfo, progress: bytes, entries: Sequence[Entry], not_before: datetime | None = None
+    ) -> "NewRun":
+        """Return the run that `info` identifies."""
+        index = {name: getattr(info, name) for name in RunIndex.__struct_fields__}
+        summary = msgspec.json.encode(info.summarize())
+        return cls(**index, info=summary, progress=progress, entries=entries, not_before=not_before)
 
-class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+
+class RunRecord(RunIndex, frozen=True, kw_only=True):
     """A run as listings show it: no transcript, a few hundred bytes."""
 
-    run_id: str
-    agent_name: str
-    caller_id: str
-    parent_run_id: str | None
     status: RunStatus
     created_at: datetime
     updated_at: datetime
@@ -133,10 +129,6 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     wake_at: datetime | None = None
     #: The topics of mail that resume a waiting run.
     wake_on: Sequence[str] = ()
-    labels: Mapping[str, str] = {}
-    #: As `NewRun` has them.
-    priority: int = 0
-    key: str | None = None
     #: Why it is parked or failed, or what it waits for.
     reason: str
     cancel_requested: bool
@@ -146,7 +138,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     next_seq: int
     #: Bytes of all entry bodies now in the journal.
     size: int
-    meta: bytes
+    #: As `NewRun` has them.
+    info: bytes
     progress: bytes
 
     @property

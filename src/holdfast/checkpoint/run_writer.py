@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.checkpoint.attempts import AttemptLog, StoredAttempt
 from holdfast.checkpoint.claims import Claim
-from holdfast.checkpoint.codec import Progress, RunMeta, decode, encode
+from holdfast.checkpoint.codec import Progress, decode, encode
 from holdfast.checkpoint.delta import Delta, Watermark
 from holdfast.checkpoint.errors import StoreUnavailable, TranscriptTooLarge
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
@@ -19,6 +19,7 @@ from holdfast.checkpoint.store import RunStore
 from holdfast.clock import Clock
 from holdfast.config import CheckpointSettings
 from holdfast.core.errors import RunLost
+from holdfast.core.run.info import RunInfo
 from holdfast.core.run.state import RunState
 
 log = logging.getLogger("holdfast.checkpoint")
@@ -46,10 +47,10 @@ class RunWriter:
     """The claim of one run and what its store holds. Its owner makes one call at a time."""
 
     def __init__(
-        self, store: RunStore, meta: RunMeta, worker_id: str, settings: CheckpointSettings, clock: Clock
+        self, store: RunStore, info: RunInfo, worker_id: str, settings: CheckpointSettings, clock: Clock
     ) -> None:
         """Make the writer of a new run. The first write puts the run into the store."""
-        self._store, self._meta, self._worker_id = store, meta, worker_id
+        self._store, self._info, self._worker_id = store, info, worker_id
         self._settings, self._clock = settings, clock
         #: `None` before the first write. Its token never changes.
         self.claim: Claim | None = None
@@ -74,12 +75,12 @@ class RunWriter:
         """Write the delta since the last successful write. The first write creates the run, claimed by the worker."""
         now = self._clock.now()
         attempts = self._attempts.at_create() if self.claim is None else self._attempts.at_save(now)
-        delta = Delta(self.watermark, state, self._meta, now, attempts)
+        delta = Delta(self.watermark, state, self._info, now, attempts)
         if self.claim is not None and delta.is_empty(self.watermark):
             return
         limit = self._settings.max_transcript_bytes
         if limit is not None and delta.next_watermark.size > limit:
-            raise TranscriptTooLarge(self._meta.run_id, delta.next_watermark.size, limit)
+            raise TranscriptTooLarge(self._info.run_id, delta.next_watermark.size, limit)
         await (self.retry_until_timeout(partial(self._send, delta)) if retry else self._send(delta))
         self.watermark, self.progress = delta.next_watermark, delta.progress
         if delta.consumed:
@@ -105,22 +106,11 @@ class RunWriter:
         await self._store.append(self.claim, write)
 
     async def _create(self, delta: Delta) -> Claim:
-        run = NewRun(
-            run_id=self._meta.run_id,
-            agent_name=self._meta.agent_name,
-            caller_id=self._meta.caller_id,
-            parent_run_id=self._meta.parent_run_id,
-            labels=self._meta.labels,
-            priority=self._meta.priority,
-            key=self._meta.key or None,
-            meta=encode(self._meta.summary()),
-            progress=delta.progress,
-            entries=delta.entries,
-        )
+        run = NewRun.create(self._info, delta.progress, delta.entries)
         claim = await self._store.create(run, worker_id=self._worker_id)
         if claim is None:
             # The caller follows it: a worker takes it when a slot is free.
-            raise RunLost(f"run {self._meta.run_id} is queued: a concurrency limit is reached")
+            raise RunLost(f"run {self._info.run_id} is queued: a concurrency limit is reached")
         return claim
 
     # -- the claim ----------------------------------------------------------------------------------------------
@@ -176,14 +166,14 @@ class RunWriter:
     def _unsaved_delta(self, state: RunState, now: datetime, attempts: tuple[StoredAttempt, ...]) -> Delta | None:
         """Return what is new since the last save; `None` if it cannot be appended."""
         try:
-            delta = Delta(self.watermark, state, self._meta, now, attempts)
+            delta = Delta(self.watermark, state, self._info, now, attempts)
         except Exception as exc:  # an adapter's codec may raise anything; release the claim all the same
-            log.warning("run %s: the progress since its last save is lost: %s", self._meta.run_id, exc)
+            log.warning("run %s: the progress since its last save is lost: %s", self._info.run_id, exc)
             return None
         limit = self._settings.max_transcript_bytes
         is_too_large = limit is not None and delta.next_watermark.size > limit
         # The result of a turn may exceed the limit: the next turn is refused.
-        if delta.rewrite or (is_too_large and not self._meta.conversation):
+        if delta.rewrite or (is_too_large and not self._info.conversation):
             return None
         return delta
 

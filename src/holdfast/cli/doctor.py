@@ -56,7 +56,7 @@ async def run_preflight(stored: StoredRun, source: AgentSource) -> PreflightResu
         Exception: the agent's source raised it.
     """
     checkpoint = decode_run(stored, get_loop(source).codec)
-    agent = await source.build(checkpoint.meta.to_info())
+    agent = await source.build(checkpoint.info)
     if unknown := describe_unknown_phases(agent, checkpoint.state):
         return PreflightResult(problem=f"it would stay interrupted: it has {unknown}")
     pending = _list_pending_calls(agent, checkpoint)

@@ -119,7 +119,7 @@ class AsyncClient:
         not_before: datetime | None = None,
         labels: Mapping[str, str] | None = None,
         priority: int = 0,
-        key: str = "",
+        concurrency_key: str = "",
     ) -> str:
         """Queue a run. Durable when this returns.
 
@@ -132,7 +132,7 @@ class AsyncClient:
             labels=None if labels is None else dict(labels),
             not_before=not_before,
             priority=priority,
-            key=key,
+            concurrency_key=concurrency_key,
         )
         headers = {"idempotency-key": run_id or new_run_id()}
         return (await self._requests.post("runs", body, RunReference, headers, repeat=True)).run_id

@@ -57,7 +57,7 @@ class Client:
         not_before: datetime | None = None,
         labels: Mapping[str, str] | None = None,
         priority: int = 0,
-        key: str = "",
+        concurrency_key: str = "",
     ) -> str:
         """Queue a run. Durable when this returns."""
         call = partial(
@@ -69,7 +69,7 @@ class Client:
             not_before=not_before,
             labels=labels,
             priority=priority,
-            key=key,
+            concurrency_key=concurrency_key,
         )
         return self._open_portal.call(call)
 

@@ -50,6 +50,11 @@ class Loop(Protocol[OutputT_co]):
     """
 
     @property
+    def name(self) -> str:
+        """Stored with each run as `RunInfo.loop`: readers choose by it how to show the messages."""
+        ...
+
+    @property
     def codec(self) -> MessageCodec:
         """Encodes this loop's messages."""
         ...

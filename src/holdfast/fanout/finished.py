@@ -5,9 +5,10 @@ from datetime import timedelta
 
 import msgspec
 
-from holdfast.checkpoint.codec import Outcome, RunMeta, encode
+from holdfast.checkpoint.codec import Outcome, encode
 from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.store import RunStore
+from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import Usage
 from holdfast.fanout.checkpoint import FanoutCheckpoint
 from holdfast.fanout.snapshot import ModelResponse
@@ -48,7 +49,7 @@ async def keep_finished(store: RunStore, checkpoint: FanoutCheckpoint, retention
 
     The id is the same if this is repeated after a crash. It is not the id of the fan-out, which may run again.
     """
-    meta = RunMeta(
+    info = RunInfo(
         run_id=f"{checkpoint.fanout_id[:170]}:{checkpoint.timestamp:%Y%m%d-%H%M%S-%f}",
         agent_name=AGENT_NAME,
         prompt=checkpoint.prompt,
@@ -60,8 +61,8 @@ async def keep_finished(store: RunStore, checkpoint: FanoutCheckpoint, retention
         usage=_sum_usage([snapshot.to_response() for snapshot in checkpoint.snapshots]),
     )
     phase = encode_phase(encode(checkpoint))
-    await store_finished_run(store, meta, outcome, retention, [(EntryKind.PHASE, phase)])
-    return meta.run_id
+    await store_finished_run(store, info, outcome, retention, [(EntryKind.PHASE, phase)])
+    return info.run_id
 
 
 def _sum_usage(responses: Sequence[ModelResponse]) -> Usage:

@@ -130,7 +130,7 @@ class CellRunner:
     def _build_response(self, cell: Cell, checkpoint: DecodedRun, error: Exception | None) -> ModelResponse:
         outcome = checkpoint.outcome
         failure = outcome.error if outcome is not None else format_error(error) if error is not None else None
-        recorder = self._recorder.get_recorder(checkpoint.meta.run_id)
+        recorder = self._recorder.get_recorder(checkpoint.info.run_id)
         if recorder is None:
             # The run finished in an earlier process.
             try:

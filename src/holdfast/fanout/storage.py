@@ -13,11 +13,12 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from holdfast.checkpoint.claims import Claim, WorkerIdentity, this_process
-from holdfast.checkpoint.codec import Begin, Progress, RunMeta, encode
+from holdfast.checkpoint.codec import Progress, encode, encode_begin
 from holdfast.checkpoint.errors import RunBusy, RunNotFound
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunStatus, StoredRun
 from holdfast.checkpoint.store import RunStore
+from holdfast.core.run.info import RunInfo
 from holdfast.fanout import atomic_file
 from holdfast.fanout import checkpoint as checkpoints
 from holdfast.fanout.checkpoint import FanoutCheckpoint
@@ -146,21 +147,15 @@ class CheckpointRun:
 
     async def _write(self, data: bytes) -> None:
         await self._register_worker()
-        meta = RunMeta(run_id=self._run_id, agent_name=AGENT_NAME)
+        info = RunInfo(run_id=self._run_id, agent_name=AGENT_NAME)
         bodies = [
-            (EntryKind.BEGIN, encode(Begin.from_meta(meta))),
+            (EntryKind.BEGIN, encode_begin(info)),
             (EntryKind.PHASE, encode_phase(data)),
         ]
         entries = [Entry(seq=self._next_seq + at, kind=kind, body=body) for at, (kind, body) in enumerate(bodies)]
         progress = encode(Progress())
         if self._claim is None:
-            run = NewRun(
-                run_id=self._run_id,
-                agent_name=AGENT_NAME,
-                meta=encode(meta.summary()),
-                progress=progress,
-                entries=entries,
-            )
+            run = NewRun.create(info, progress, entries)
             self._claim = await self._store.create(run, worker_id=self._worker_id)
         else:
             await self._store.append(

@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, get_args
 
 import msgspec
 
-from holdfast.checkpoint.codec import Progress, RunMeta, decode
+from holdfast.checkpoint.codec import Progress, decode
 from holdfast.checkpoint.delta import RECENT_TURNS, JournaledTurn, read_turns
 from holdfast.checkpoint.errors import (
     CheckpointError,
@@ -29,7 +29,7 @@ from holdfast.core.agents.agent import AgentSource
 from holdfast.core.errors import ConversationBusy, DefinitionError, RunCancelled, RunFailed, TurnFailed
 from holdfast.core.execution.native_loop import get_loop
 from holdfast.core.loop import Loop
-from holdfast.core.run.info import RunInfo, RunLabels
+from holdfast.core.run.info import RunInfo, RunOptions
 from holdfast.core.run.mail import MESSAGE_TOPIC
 from holdfast.core.run.messages import NO_USAGE, Usage
 from holdfast.core.run.prompt import Prompt, dump_prompt
@@ -171,7 +171,7 @@ class Conversation(Generic[OutputT]):
         self,
         agent: AgentSource[OutputT],
         key: str,
-        labels: RunLabels,
+        labels: RunOptions,
         *,
         client: RunClient,
         attacher: RunAttacher,
@@ -296,7 +296,7 @@ class Conversation(Generic[OutputT]):
             record = await self._client.get_record(self.run_id)
         except RunNotFound:
             return None
-        if decode(record.meta, RunMeta).conversation != self.key or record.agent_name != self._agent.name:
+        if decode(record.info, RunInfo).conversation != self.key or record.agent_name != self._agent.name:
             raise RunConflict(self.run_id, record.agent_name)
         return record
 
@@ -386,7 +386,7 @@ class Conversation(Generic[OutputT]):
         fork = Conversation(
             self._agent,
             secrets.token_hex(8) if key is None else key,
-            self._info.run_labels,
+            self._info.inherited_options,
             client=self._client,
             attacher=self._attacher,
             janitor=self._janitor,

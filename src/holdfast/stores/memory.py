@@ -80,7 +80,7 @@ class MemoryLimits:
 
 
 def get_limit_names(run: MemoryRun) -> tuple[LimitName, ...]:
-    return list_limit_names(run.new.agent_name, run.new.key, run.new.parent_run_id)
+    return list_limit_names(run.new.agent_name, run.new.concurrency_key, run.new.parent_run_id)
 
 
 #: More digits than any number of runs has.

@@ -6,16 +6,17 @@ from typing import Any
 import msgspec
 
 from holdfast.checkpoint.claims import Claim
-from holdfast.checkpoint.codec import Begin, Draft, RunMeta, decode, encode
+from holdfast.checkpoint.codec import Begin, Draft, decode, encode
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.record import Mail, NewRun, Receipt, Release
 from holdfast.checkpoint.store import RunStore
 from holdfast.core.redaction import Redact
+from holdfast.core.run.info import RunInfo
 from holdfast.stores.wrapper import StoreWrapper
 
-#: The fields of a run's meta that hold free text. The others identify the run and are stored unchanged: stores find,
+#: The fields of a run's info that hold free text. The others identify the run and are stored unchanged: stores find,
 #: count and resume runs by them.
-_REDACTED_FIELDS = ("prompt", "labels", "inputs", "content")
+_REDACTED_FIELDS = ("prompt", "labels", "inputs")
 #: Fields of holdfast itself, outside of user data: ids, kinds, times and digests. They are stored unchanged, so that
 #: no name and no pattern of a redactor changes how a run resumes.
 _SYSTEM_FIELDS = frozenset(
@@ -50,11 +51,11 @@ class RedactingStore(StoreWrapper):
     def _redact_run(self, run: NewRun) -> NewRun:
         entries = self._redact_entries(run.entries)
         # Redact before truncating: a truncated secret would no longer match the pattern.
-        summary = decode(entries[0].body, Begin).meta.summary()
+        summary = decode(entries[0].body, Begin).info.summarize()
         return msgspec.structs.replace(
             run,
             labels=summary.labels,
-            meta=encode(summary),
+            info=encode(summary),
             progress=self._redact_body(run.progress, _SYSTEM_FIELDS),
             entries=entries,
         )
@@ -85,9 +86,9 @@ class RedactingStore(StoreWrapper):
     async def put_draft(self, claim: Claim, draft: bytes | None) -> None:
         await self._store.put_draft(claim, None if draft is None else self._redact_draft(draft))
 
-    def stored_meta(self, meta: RunMeta) -> RunMeta:
-        """Return `meta` as this store keeps it."""
-        return msgspec.convert(self._redact_meta(msgspec.to_builtins(meta)), RunMeta)
+    def stored_info(self, info: RunInfo) -> RunInfo:
+        """Return `info` as this store keeps it."""
+        return msgspec.convert(self._redact_info(msgspec.to_builtins(info)), RunInfo)
 
     def _redact_entries(self, entries: Sequence[Entry]) -> list[Entry]:
         return [msgspec.structs.replace(entry, body=self._redact_entry(entry)) for entry in entries]
@@ -104,11 +105,11 @@ class RedactingStore(StoreWrapper):
 
     def _redact_begin(self, body: bytes) -> bytes:
         begin = msgspec.json.decode(body)
-        return msgspec.json.encode({**begin, "meta": self._redact_meta(begin["meta"])})
+        return msgspec.json.encode({**begin, "info": self._redact_info(begin["info"])})
 
-    def _redact_meta(self, meta: dict[str, Any]) -> dict[str, Any]:
-        redacted: Any = self._redact({name: meta[name] for name in _REDACTED_FIELDS if name in meta})
-        return {**meta, **redacted}
+    def _redact_info(self, info: dict[str, Any]) -> dict[str, Any]:
+        redacted: Any = self._redact({name: info[name] for name in _REDACTED_FIELDS if name in info})
+        return {**info, **redacted}
 
     def _redact_draft(self, body: bytes) -> bytes:
         """Redact a draft. Its last words may be the beginning of a secret: they are left out until a space follows."""
@@ -144,6 +145,6 @@ def _cut_last_word(text: str) -> str:
     return text if text[-1:].isspace() else text[: len(text) - len(last)]
 
 
-def stored_meta(store: RunStore, meta: RunMeta) -> RunMeta:
-    """Return `meta` as `store` keeps it."""
-    return store.stored_meta(meta) if isinstance(store, RedactingStore) else meta
+def stored_info(store: RunStore, info: RunInfo) -> RunInfo:
+    """Return `info` as `store` keeps it."""
+    return store.stored_info(info) if isinstance(store, RedactingStore) else info

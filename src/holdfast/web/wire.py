@@ -35,7 +35,7 @@ class RunRequest(_Body, frozen=True, kw_only=True):
     #: From -10 to 10. Workers take due runs of a higher priority first.
     priority: int = 0
     #: Runs with the same key share its concurrency limit.
-    key: str = ""
+    concurrency_key: str = ""
 
 
 class MessageRequest(_Body, frozen=True, kw_only=True):

@@ -114,7 +114,7 @@ async def test_inputs_become_the_state_and_context_is_made_for_each_attempt() ->
 
 async def test_a_function_may_make_the_input() -> None:
     def make_input(info: RunInfo) -> Visits:
-        return {"places": [info.prompt.upper()]}
+        return {"places": [info.prompt_text.upper()]}
 
     agent = durable(build_line(lambda state: {"places": ["end"]}).compile(name="visits"), input=make_input)
     async with App([agent], MemoryStore()) as app:

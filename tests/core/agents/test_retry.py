@@ -133,9 +133,9 @@ def test_further_errors_are_named_by_class_or_by_function() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"attempts": 0},
-        {"attempts": 2.0},
-        {"attempts": True},
+        {"max_tries": 0},
+        {"max_tries": 2.0},
+        {"max_tries": True},
         {"initial_delay": 1},
         {"max_delay": -SECOND},
         {"max_elapsed": None},
@@ -189,7 +189,7 @@ DURATIONS = st.timedeltas(min_value=timedelta(0), max_value=timedelta(days=400))
 @given(
     st.builds(
         Retry,
-        attempts=st.integers(1, 200),
+        max_tries=st.integers(1, 200),
         initial_delay=DURATIONS,
         max_delay=DURATIONS,
         jitter=st.floats(0, 1),

@@ -58,7 +58,7 @@ async def test_phases_run_in_order_and_each_can_use_the_outputs_before_it() -> N
 
 
 async def test_a_prompt_can_be_a_function_of_all_that_came_before() -> None:
-    seen: list[tuple[str, tuple[PhaseOutput, ...]]] = []
+    seen: list[tuple[Any, tuple[PhaseOutput, ...]]] = []
 
     def third(info: RunInfo, finished: Sequence[PhaseOutput]) -> str:
         seen.append((info.prompt, tuple(finished)))

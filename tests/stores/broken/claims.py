@@ -181,7 +181,7 @@ class CreatesRemovedRunsAgain(BrokenStore):
 
     async def append(self, claim: Claim, write: Append) -> None:
         if claim.run_id not in self._runs:
-            await self.create(NewRun(run_id=claim.run_id, agent_name="", meta=b"", progress=b"", entries=()))
+            await self.create(NewRun(run_id=claim.run_id, agent_name="", info=b"", progress=b"", entries=()))
         else:
             await super().append(claim, write)
 

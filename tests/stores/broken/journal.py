@@ -25,7 +25,7 @@ class LosesTheMeta(BrokenStore):
     red = ("test_a_created_run_loads_as_it_was_written",)
 
     async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
-        return await super().create(msgspec.structs.replace(run, meta=b""), worker_id=worker_id)
+        return await super().create(msgspec.structs.replace(run, info=b""), worker_id=worker_id)
 
 
 class ClaimsNothingAtCreation(BrokenStore):
@@ -226,7 +226,7 @@ class LoadsUnknownRuns(BrokenStore):
         try:
             return await super().load(run_id, after=after)
         except RunNotFound:
-            await self.create(NewRun(run_id=run_id, agent_name="", meta=b"", progress=b"", entries=()))
+            await self.create(NewRun(run_id=run_id, agent_name="", info=b"", progress=b"", entries=()))
             return await super().load(run_id, after=after)
 
 

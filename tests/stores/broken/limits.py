@@ -17,7 +17,7 @@ class ForgetsPriorityAndKey(BrokenStore):
     red = ("test_a_run_keeps_its_priority_and_its_key",)
 
     def _make_record(self, run: MemoryRun) -> RunRecord:
-        return msgspec.structs.replace(super()._make_record(run), priority=0, key=None)
+        return msgspec.structs.replace(super()._make_record(run), priority=0, concurrency_key="")
 
 
 class IgnoresPriorities(BrokenStore):
@@ -114,7 +114,7 @@ class StopsRunsAboveTheLimit(BrokenStore):
 
     async def set_limit(self, limit: ConcurrencyLimit, *, default: bool = False) -> None:
         await super().set_limit(limit, default=default)
-        running = [run for run in self._iter_owned() if run.new.key == limit.key]
+        running = [run for run in self._iter_owned() if run.new.concurrency_key == limit.key]
         for run in running[limit.max_runs :]:
             run.status = RunStatus.INTERRUPTED
 

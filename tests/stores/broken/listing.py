@@ -19,7 +19,7 @@ class ListsAnUnknownRun(BrokenStore):
 
     async def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
         now = self._clock.now()
-        unknown = NewRun(run_id="unknown", agent_name="", meta=b"", progress=b"", entries=())
+        unknown = NewRun(run_id="unknown", agent_name="", info=b"", progress=b"", entries=())
         yield self._make_record(MemoryRun(new=unknown, created_at=now, updated_at=now, not_before=now, progress=b""))
         async for record in super().list_runs(filter):
             yield record

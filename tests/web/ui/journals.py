@@ -6,12 +6,13 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 from holdfast.checkpoint.claims import WorkerIdentity, this_process
-from holdfast.checkpoint.codec import Begin, Progress, RunMeta, Step, encode
+from holdfast.checkpoint.codec import Begin, Progress, Step, encode
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.record import NewRun, Release, RunStatus
 from holdfast.checkpoint.store import RunStore
 from holdfast.core.execution.calls import IN_DOUBT_KEY
 from holdfast.core.execution.waits import WAITS_KEY
+from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import NATIVE_CODEC, Reply, System, ToolCall, ToolResult, Usage, User
 from holdfast.core.run.waiting import WaitingCall
 from holdfast.fanout import ModelResponse, PartialResponse, ProposedWrite, build
@@ -25,9 +26,9 @@ async def store_long_run(
 ) -> None:
     """Store a queued run with this many finished steps, each with one call and its result."""
     assert store is not None
-    meta = RunMeta(run_id=run_id, agent_name=agent, prompt="A long journey.")
+    info = RunInfo(run_id=run_id, agent_name=agent, prompt="A long journey.")
     bodies = [
-        (EntryKind.BEGIN, encode(Begin.from_meta(meta))),
+        (EntryKind.BEGIN, encode(Begin(info=info))),
         (EntryKind.MESSAGE, NATIVE_CODEC.encode(User(text="A long journey."))),
     ]
     progress = Progress()
@@ -43,7 +44,7 @@ async def store_long_run(
         ]
     entries = [Entry(seq=seq, kind=kind, body=body) for seq, (kind, body) in enumerate(bodies)]
     new = NewRun(
-        run_id=run_id, agent_name=agent, meta=encode(meta.summary()), progress=encode(progress), entries=entries
+        run_id=run_id, agent_name=agent, info=encode(info.summarize()), progress=encode(progress), entries=entries
     )
     await store.create(new)
 
@@ -70,17 +71,17 @@ async def store_fanout(store: RunStore | None, run_id: str) -> None:
 async def store_parked_run(store: RunStore | None, run_id: str) -> None:
     """Store a run of the clerk that is parked: its payment was started, and its outcome is not known."""
     assert store is not None
-    meta = RunMeta(run_id=run_id, agent_name="clerk", prompt="Pay the invoice of ann.")
+    info = RunInfo(run_id=run_id, agent_name="clerk", prompt="Pay the invoice of ann.")
     call = ToolCall(id="p1", name="pay", arguments={"amount": 129.0, "to": "ann"})
     bodies = [
-        (EntryKind.BEGIN, encode(Begin.from_meta(meta))),
-        (EntryKind.MESSAGE, NATIVE_CODEC.encode(User(text=meta.prompt))),
+        (EntryKind.BEGIN, encode(Begin(info=info))),
+        (EntryKind.MESSAGE, NATIVE_CODEC.encode(User(text=info.prompt_text))),
         (EntryKind.MESSAGE, NATIVE_CODEC.encode(Reply(text="I pay ann now.", tool_calls=[call]))),
     ]
     new = NewRun(
         run_id=run_id,
         agent_name="clerk",
-        meta=encode(meta.summary()),
+        info=encode(info.summarize()),
         progress=encode(Progress(annotations={IN_DOUBT_KEY: ["p1"]})),
         entries=[Entry(seq=seq, kind=kind, body=body) for seq, (kind, body) in enumerate(bodies)],
     )
@@ -113,7 +114,7 @@ async def store_hostile_run(store: RunStore | None, run_id: str) -> list[str]:
     assert store is not None
     text = "\n".join(_HOSTILE)
     label = _HOSTILE[1]
-    meta = RunMeta(
+    info = RunInfo(
         run_id=run_id, agent_name=_HOSTILE[0], caller_id=_HOSTILE[1], prompt=text, labels={label: label, "q": label}
     )
     call = ToolCall(id=_HOSTILE[3], name=_HOSTILE[2], arguments={_HOSTILE[1]: text, "options": list(_HOSTILE)})
@@ -133,7 +134,7 @@ async def store_hostile_run(store: RunStore | None, run_id: str) -> list[str]:
     progress = Progress(steps=1, phase=_HOSTILE[0], annotations=waits)
     ended = Step(at=_START, progress=Progress(steps=1))
     bodies = [
-        (EntryKind.BEGIN, encode(Begin.from_meta(meta))),
+        (EntryKind.BEGIN, encode(Begin(info=info))),
         (EntryKind.MESSAGE, NATIVE_CODEC.encode(System(text=text))),
         (EntryKind.MESSAGE, NATIVE_CODEC.encode(Reply(text=text, tool_calls=[call]))),
         (EntryKind.MESSAGE, NATIVE_CODEC.encode(ToolResult(call_id=call.id, tool=call.name, content=text))),
@@ -143,10 +144,10 @@ async def store_hostile_run(store: RunStore | None, run_id: str) -> list[str]:
     entries = [Entry(seq=seq, kind=kind, body=body) for seq, (kind, body) in enumerate(bodies)]
     new = NewRun(
         run_id=run_id,
-        agent_name=meta.agent_name,
-        caller_id=meta.caller_id,
-        labels=meta.labels,
-        meta=encode(meta.summary()),
+        agent_name=info.agent_name,
+        caller_id=info.caller_id,
+        labels=info.labels,
+        info=encode(info.summarize()),
         progress=encode(progress),
         entries=entries,
     )

@@ -27,7 +27,7 @@ def test_a_run_is_started_without_javascript(any_server: UIServer, plain_page: P
     assert run.labels == {"tenant": "acme", "note": "a=b"}
     stored = any_server.call(any_server.app.store.load(run_id)) if any_server.app.store else None
     assert stored is not None
-    assert decode_begin(stored).meta.inputs == {"order": {"id": "A17", "lines": [1, 2]}}
+    assert decode_begin(stored).info.inputs == {"order": {"id": "A17", "lines": [1, 2]}}
 
 
 def test_what_is_not_valid_is_shown_on_the_form(server: UIServer, page: Page) -> None:

@@ -49,6 +49,8 @@ class GraphOptions:
 class LangGraphLoop:
     """The loop of one graph. Made by `durable`."""
 
+    name = "langgraph"
+
     def __init__(self, graph: Graph, serde: SerializerProtocol, options: GraphOptions) -> None:
         self._graph, self._serde, self._options = graph, serde, options
 
@@ -156,8 +158,9 @@ class LangGraphLoop:
         if self._options.make_input is not None:
             return self._options.make_input(info)
         messages = [HumanMessage(text) for text in sent if text]
-        inputs = {name: value for name, value in info.inputs.items() if name != "prompt"}
-        return {**inputs, _MESSAGES: messages} if messages and _MESSAGES in self._graph.channels else inputs
+        if messages and _MESSAGES in self._graph.channels:
+            return {**info.inputs, _MESSAGES: messages}
+        return dict(info.inputs)
 
     async def _stream(self, graph: Graph, context: StepContext, given: Any) -> Any:
         """Run the graph until it ends or waits. Return its values."""

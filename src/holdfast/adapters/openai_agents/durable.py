@@ -37,6 +37,8 @@ from holdfast.core.run.prompt import dump_json_parts
 class OpenAIAgentsLoop:
     """The loop of one agent. Made by `durable`."""
 
+    name = "openai_agents"
+
     def __init__(self, agent: SDKAgent[Any], options: SDKOptions) -> None:
         self._graph, self._options = AgentGraph(agent, options.tools), options
         self._output_codec = OutputCodec([_get_output_type(each) for each in self._graph])

@@ -54,6 +54,8 @@ class _RequestFailed(Exception):
 class PydanticAILoop:
     """The loop of one agent. Made by `durable`."""
 
+    name = "pydantic_ai"
+
     def __init__(self, agent: AbstractAgent[Any, Any], options: PydanticAIOptions) -> None:
         self._agent, self._options = agent, options
         self._output_codec = make_output_codec(agent.output_type)

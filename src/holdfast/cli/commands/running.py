@@ -226,9 +226,10 @@ def submit(
         agent_name=agent,
         caller_id=caller,
         labels=parse_labels(label),
-        inputs={**parse_inputs(inputs), "prompt": read_prompt(prompt)},
+        prompt=read_prompt(prompt),
+        inputs=parse_inputs(inputs),
         priority=priority,
-        key=key,
+        concurrency_key=key,
     )
     due = parse_future_time(not_before, "--not-before", utc_now()) if not_before else None
     submitted = asyncio.run(_submit(store, info, due, wait=wait))

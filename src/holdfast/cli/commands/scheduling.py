@@ -167,9 +167,7 @@ async def _open_schedule(store_url: str, *, create: bool = False) -> AsyncIterat
     async with open_client(store_url, create=create) as (client, _):
 
         async def submit(agent: str, prompt: str, *, run_id: str, caller_id: str) -> str:
-            return await client.submit(
-                RunInfo(run_id=run_id, agent_name=agent, caller_id=caller_id, inputs={"prompt": prompt})
-            )
+            return await client.submit(RunInfo(run_id=run_id, agent_name=agent, caller_id=caller_id, prompt=prompt))
 
         schedule = Schedule(submit, jobs=jobs)
         try:

@@ -185,7 +185,7 @@ class Demo:
 
     async def run(self) -> DemoResult:
         """Submit the run, execute and kill it, and check the result."""
-        info = RunInfo(run_id=RUN_ID, agent_name=AGENT_NAME, inputs={"prompt": PROMPT})
+        info = RunInfo(run_id=RUN_ID, agent_name=AGENT_NAME, prompt=PROMPT)
         async with open_client(self.store_url, create=True) as (client, _):
             await client.submit(info)
         self._output.print_line(f"an agent pays {ROUNDS * BATCH_SIZE} invoices; the run is stored before it starts")

@@ -85,14 +85,14 @@ class Phase:
             return self.prompt(info, finished)
         values = {name: _to_text(value) for name, value in info.inputs.items()}
         values |= {phase.name: phase.output for phase in finished}
-        if isinstance(info.content, str):
-            return Template(self.prompt).safe_substitute({**values, "prompt": info.content})
+        if isinstance(info.prompt, str):
+            return Template(self.prompt).safe_substitute({**values, "prompt": info.prompt})
         # The parts take the place of `$prompt`, which no other text equals.
         place = new_run_id()
         before, *texts = Template(self.prompt).safe_substitute({**values, "prompt": place}).split(place)
         parts = [before]
         for text in texts:
-            parts += [*info.content, text]
+            parts += [*info.prompt, text]
         return [part for part in parts if part != ""] if texts else before
 
 

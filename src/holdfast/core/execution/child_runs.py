@@ -197,7 +197,7 @@ class ChildRuns:
             run_id=self._make_run_id(key),
             parent_run_id=above.run_id,
             lineage=(*above.lineage, above.agent_name),
-            **above.run_labels,
+            **above.inherited_options,
         )
 
     def _make_run_id(self, key: str) -> str:

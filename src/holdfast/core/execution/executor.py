@@ -18,7 +18,7 @@ from holdfast.core.execution.native_loop import NATIVE_LOOP
 from holdfast.core.execution.shutdown import Drain, install_signal_handlers
 from holdfast.core.metrics import RunMetrics
 from holdfast.core.ports import Ports, Resumption
-from holdfast.core.run.info import RunInfo, RunLabels
+from holdfast.core.run.info import RunInfo, RunOptions
 from holdfast.core.run.prompt import Prompt
 from holdfast.core.run.result import Result
 
@@ -76,7 +76,7 @@ class Executor:
         parent_run_id: str | None = None,
         inputs: Mapping[str, Any] | None = None,
         on_cancel: OnCancel = "detach",
-        **labels: Unpack[RunLabels],
+        **labels: Unpack[RunOptions],
     ) -> Result:
         """Execute a new run to its end.
 

@@ -151,7 +151,7 @@ class _Pipeline:
             return await self._run_turn()
         if not self._agent.phases:
             run.state.phase = ""  # an agent that had phases may have begun one without a message
-            return await self._run_loop(self._agent.profile(), info.content)
+            return await self._run_loop(self._agent.profile(), info.prompt)
         finished = run.state.phases
         # Finished phases are skipped by position: two may share a name, and both have to run.
         phases = self._agent.phases

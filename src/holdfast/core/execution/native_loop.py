@@ -27,7 +27,7 @@ from holdfast.core.execution.step import StepContext
 from holdfast.core.execution.waits import WAITING
 from holdfast.core.json_value import to_json_value
 from holdfast.core.loop import FinishedCall, Loop, PendingCall
-from holdfast.core.run.info import AgentDetails
+from holdfast.core.run.info import NATIVE_LOOP_NAME, AgentDetails
 from holdfast.core.run.messages import (
     NATIVE_CODEC,
     NO_USAGE,
@@ -71,6 +71,8 @@ class RepeatCounter:
 
 class NativeLoop:
     """Executes agents made of a model callable and tools."""
+
+    name = NATIVE_LOOP_NAME
 
     @property
     def codec(self) -> MessageCodec:

@@ -1,4 +1,4 @@
-"""The identity of a run: its id, its agent and the labels of its caller."""
+"""RunIndex, RunInfo, RunOptions: the identity of a run, and the keywords that a caller gives it."""
 
 import re
 import secrets
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 import msgspec
 
 from holdfast.core.errors import DefinitionError, InvalidRunId
-from holdfast.core.run.prompt import Prompt, dump_inputs, dump_prompt, make_request_key, summarize_prompt
+from holdfast.core.run.prompt import Prompt, dump_inputs, dump_prompt, make_request_digest, summarize_prompt
 
 if TYPE_CHECKING:
     from holdfast.core.agents.agent import AgentSource
@@ -22,8 +22,12 @@ MIN_PRIORITY, MAX_PRIORITY = -10, 10
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 _TEXT_FIELDS = (
     *("agent_name", "agent_id", "caller_id", "channel_id", "guild_id", "model_tier"),
-    *("conversation", "key"),
+    *("conversation", "concurrency_key", "loop", "tenant"),
 )
+#: Characters of a prompt that listings show.
+PROMPT_SUMMARY_LENGTH = 200
+#: `RunInfo.loop` of an agent without a loop of its own.
+NATIVE_LOOP_NAME = "native"
 _RUN_ID_PATTERN = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 
 
@@ -56,23 +60,18 @@ def _copy_labels(labels: Any) -> dict[str, str]:
     return dict(labels or {})
 
 
-class RunLabels(TypedDict, total=False):
-    """Optional keywords that describe a new run."""
+class RunOptions(TypedDict, total=False):
+    """Optional keywords of a new run: they describe it, and give its place in the queue."""
 
     caller_id: str
     channel_id: str
     guild_id: str
     #: For filtering and accounting.
     labels: Mapping[str, str] | None
-
-
-class RunOptions(RunLabels, total=False):
-    """Optional keywords of a new run: its labels, and its place in the queue."""
-
     #: From -10 to 10; 0 by default. Workers take due runs of a higher priority first.
     priority: int
     #: Runs with the same key share the concurrency limit of that key: see `ConcurrencyLimit`.
-    key: str
+    concurrency_key: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,32 +91,48 @@ class AgentDetails:
         return cls(**{name: getattr(source, name) for name in cls.__slots__ if hasattr(source, name)})
 
 
-class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The identity of one run. A resume does not change it."""
+class RunIndex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The part of a run's identity that stores read: they find, count, order and limit runs by it."""
 
     run_id: str
     agent_name: str
-    agent_id: str = ""
     caller_id: str = ""
-    channel_id: str = ""
-    guild_id: str = ""
-    model_tier: str = ""
     parent_run_id: str | None = None
-    #: The agents of the runs above this one, root first.
-    lineage: tuple[str, ...] = ()
     #: For filtering and accounting.
     labels: dict[str, str] = {}
-    #: Plain JSON data. `inputs["prompt"]` is the prompt: text, or a list of content parts.
-    inputs: dict[str, Any] = {}
-    #: The key of a conversation, which waits for the next message instead of ending. Empty for other runs.
-    conversation: str = ""
     #: Workers take due runs of a higher priority first.
     priority: int = 0
     #: Runs with the same key share its concurrency limit. Empty: none.
-    key: str = ""
+    concurrency_key: str = ""
+    #: Reserved: the tenant whose run it is.
+    tenant: str = ""
+    #: Reserved: a child run that workers may claim although its parent is alive.
+    detached: bool = False
+
+
+class RunInfo(RunIndex, frozen=True, kw_only=True, omit_defaults=True):
+    """The identity of one run. The journal begins with it; a resume does not change it."""
+
+    agent_id: str = ""
+    model_tier: str = ""
+    channel_id: str = ""
+    guild_id: str = ""
+    #: The name of the loop whose messages the run has. Empty: the run was submitted without its agent.
+    loop: str = ""
+    #: Text, or a list of content parts as plain data.
+    prompt: str | list[Any] = ""
+    #: Plain JSON data.
+    inputs: dict[str, Any] = {}
+    #: The key of a conversation, which waits for the next message instead of ending. Empty for other runs.
+    conversation: str = ""
+    #: The agents of the runs above this one, root first.
+    lineage: tuple[str, ...] = ()
+    #: Equal for runs with the same prompt and inputs. Only in the summary that listings read; empty if a run was
+    #: submitted by SQL.
+    request_digest: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse text that a store could not return unchanged.
+        """Refuse text that a store could not return unchanged. A prompt that is neither text nor a list becomes empty.
 
         Raises:
             InvalidRunId: the run id is not valid.
@@ -128,8 +143,13 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
             check_run_id(self.parent_run_id)
         for name in _TEXT_FIELDS:
             _check_text(name, getattr(self, name))
-        if len(self.key) > MAX_KEY_LENGTH:
-            raise DefinitionError(f"key is {self.key!r:.80}: it has at most {MAX_KEY_LENGTH} characters")
+        prompt: Any = self.prompt
+        if not isinstance(prompt, str | list):
+            msgspec.structs.force_setattr(self, "prompt", "")
+        if len(self.concurrency_key) > MAX_KEY_LENGTH:
+            raise DefinitionError(
+                f"concurrency_key is {self.concurrency_key!r:.80}: it has at most {MAX_KEY_LENGTH} characters"
+            )
         if type(self.priority) is not int or not MIN_PRIORITY <= self.priority <= MAX_PRIORITY:
             raise DefinitionError(
                 f"priority is {self.priority!r:.80}: give a whole number from {MIN_PRIORITY} to {MAX_PRIORITY}"
@@ -148,7 +168,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
         parent_run_id: str | None = None,
         lineage: tuple[str, ...] = (),
         inputs: Mapping[str, Any] | None = None,
-        **labels: Unpack[RunOptions],
+        **options: Unpack[RunOptions],
     ) -> Self:
         """Return the identity of a new run of `agent`, with a random id unless `run_id` is given.
 
@@ -163,20 +183,22 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
             agent_name=agent.name,
             agent_id=details.agent_id,
             model_tier=details.model_tier,
+            loop=NATIVE_LOOP_NAME if details.loop is None else details.loop.name,
             parent_run_id=parent_run_id,
             lineage=lineage,
-            inputs={**dump_inputs(inputs), "prompt": dump_prompt(agent.name, details.loop, prompt)},
-            caller_id=labels.get("caller_id", ""),
-            channel_id=labels.get("channel_id", ""),
-            guild_id=labels.get("guild_id", ""),
-            labels=_copy_labels(labels.get("labels")),
-            priority=labels.get("priority", 0),
-            key=labels.get("key", ""),
+            prompt=dump_prompt(agent.name, details.loop, prompt),
+            inputs=dump_inputs(inputs),
+            caller_id=options.get("caller_id", ""),
+            channel_id=options.get("channel_id", ""),
+            guild_id=options.get("guild_id", ""),
+            labels=_copy_labels(options.get("labels")),
+            priority=options.get("priority", 0),
+            concurrency_key=options.get("concurrency_key", ""),
         )
 
     @property
-    def run_labels(self) -> RunLabels:
-        """The labels, for a run that inherits them. A child needs no priority and no key: its parent starts it."""
+    def inherited_options(self) -> RunOptions:
+        """The options of a run that this one starts. It needs no priority and no key: it uses the slot of this one."""
         return {
             "caller_id": self.caller_id,
             "channel_id": self.channel_id,
@@ -185,17 +207,15 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     @property
-    def content(self) -> str | list[Any]:
-        """The prompt: text, or a list of content parts as plain data."""
-        prompt: str | list[Any] = self.inputs.get("prompt", "")
-        return prompt
-
-    @property
-    def prompt(self) -> str:
+    def prompt_text(self) -> str:
         """The prompt as text: a short note stands for each content part that is not text."""
-        return summarize_prompt(self.content)
+        return summarize_prompt(self.prompt)
 
-    @property
-    def request_key(self) -> str:
-        """Equal for runs with the same prompt and inputs."""
-        return make_request_key(self.content, {name: value for name, value in self.inputs.items() if name != "prompt"})
+    def summarize(self) -> Self:
+        """Return the small part that listings show: the prompt is cut, content parts and inputs are left out."""
+        return msgspec.structs.replace(
+            self,
+            prompt=self.prompt_text[:PROMPT_SUMMARY_LENGTH],
+            inputs={},
+            request_digest=make_request_digest(self.prompt, self.inputs),
+        )

@@ -1,5 +1,6 @@
 """The prompt of a run: text, or content parts such as pictures and files."""
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -101,6 +102,7 @@ def _summarize_part(part: JsonValue) -> str:
     return "[part]"
 
 
-def make_request_key(prompt: str | Sequence[JsonValue], inputs: Mapping[str, JsonValue]) -> str:
-    """Return the input of a run as one text: two runs with the same text have the same input."""
-    return json.dumps([prompt, inputs], sort_keys=True)
+def make_request_digest(prompt: str | Sequence[JsonValue], inputs: Mapping[str, JsonValue]) -> str:
+    """Return a digest of the input of a run: two runs with the same digest have the same input."""
+    text = json.dumps([prompt, inputs], sort_keys=True)
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:32]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from holdfast.checkpoint.codec import Begin, Progress, RunMeta, Step, decode
+from holdfast.checkpoint.codec import Begin, Progress, Step, decode
 from holdfast.checkpoint.delta import index_turns
 from holdfast.checkpoint.errors import CheckpointError, RunConflict, RunExists
 from holdfast.checkpoint.journal import Entry, EntryKind
@@ -31,11 +31,11 @@ async def copy_turns(client: RunClient, source: str, info: RunInfo, at_turn: int
     """
     stored = await client.store.load(source)
     turn_id, entries = _cut(source, stored.entries, at_turn, include=include)
-    old = decode(stored.entries[0].body, Begin).meta
+    old = decode(stored.entries[0].body, Begin).info
     labels = {**old.labels, **info.labels, _FORKED_FROM: source, _FORKED_AT: str(at_turn)}
-    meta = msgspec.structs.replace(RunMeta.from_info(info), labels=labels)
+    info = msgspec.structs.replace(info, labels=labels)
     try:
-        await client.store.create(make_queued_run(meta, _make_progress(entries), entries))
+        await client.store.create(make_queued_run(info, _make_progress(entries), entries))
     except RunExists:
         known = await client.get_record(info.run_id)
         if any(known.labels.get(name) != labels[name] for name in (_FORKED_FROM, _FORKED_AT)):

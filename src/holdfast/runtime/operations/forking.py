@@ -5,14 +5,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from holdfast.checkpoint.codec import Begin, JournalReader, Progress, RecordedResult, RunMeta, Step, decode, encode
+from holdfast.checkpoint.codec import Begin, JournalReader, Progress, RecordedResult, Step, decode, encode
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.record import StoredRun
 from holdfast.core.errors import DefinitionError
 from holdfast.core.loop import Loop, PendingCall
-from holdfast.core.run.info import new_run_id
-from holdfast.core.run.prompt import Prompt, dump_prompt, summarize_prompt
+from holdfast.core.run.info import RunInfo, new_run_id
+from holdfast.core.run.prompt import Prompt, dump_prompt
 
 
 class Fork(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +34,7 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True):
 class ForkStart(NamedTuple):
     """What a fork begins with. The entries follow its first one; they are numbered when the run is made."""
 
-    meta: RunMeta
+    info: RunInfo
     progress: Progress
     entries: list[Entry]
 
@@ -52,7 +52,7 @@ def make_start(stored: StoredRun, loop: Loop, fork: Fork) -> ForkStart:
 class _Forker:
     def __init__(self, stored: StoredRun, loop: Loop, fork: Fork) -> None:
         self._entries, self._loop, self._fork = stored.entries, loop, fork
-        self._old = decode(stored.entries[0].body, Begin).meta
+        self._old = decode(stored.entries[0].body, Begin).info
         if self._old.conversation:
             raise CheckpointError(
                 f"run {self._old.run_id} is a conversation: fork it at a turn, with Conversation.fork"
@@ -62,13 +62,13 @@ class _Forker:
         at_step = self._fork.at_step
         labels = {**self._old.labels, "forked_from": self._old.run_id, "forked_at": str(at_step)}
         new_id = self._fork.new_id or new_run_id()
-        meta = msgspec.structs.replace(self._old, run_id=new_id, parent_run_id=None, labels=labels)
+        info = msgspec.structs.replace(self._old, run_id=new_id, parent_run_id=None, labels=labels)
         if self._fork.edited is not None:
-            return self._make_with_message(meta, self._fork.edited)
+            return self._make_with_message(info, self._fork.edited)
         end, progress = self._find_step(at_step)
         if self._fork.results:
-            return self._make_with_results(meta, end, progress)
-        return ForkStart(meta, progress, list(self._entries[1 : end + 1]))
+            return self._make_with_results(info, end, progress)
+        return ForkStart(info, progress, list(self._entries[1 : end + 1]))
 
     def _find_step(self, step: int) -> tuple[int, Progress]:
         """Return the position of the end of a step, and the progress then."""
@@ -87,17 +87,16 @@ class _Forker:
 
     # -- an edited message --------------------------------------------------------------------------------------
 
-    def _make_with_message(self, meta: RunMeta, edited: Prompt) -> ForkStart:
-        content = dump_prompt(meta.agent_name, self._loop, edited)
+    def _make_with_message(self, info: RunInfo, edited: Prompt) -> ForkStart:
+        content = dump_prompt(info.agent_name, self._loop, edited)
         if self._fork.at_step == 1:
-            parts = content if isinstance(content, list) else []
-            meta = msgspec.structs.replace(meta, prompt=summarize_prompt(content), content=parts)
-            return ForkStart(meta, Progress(), [])
+            info = msgspec.structs.replace(info, prompt=content)
+            return ForkStart(info, Progress(), [])
         end, progress = self._find_step(self._fork.at_step - 1)
         self._check_same_phase(end)
         body = self._loop.codec.encode(self._loop.make_message(content))
         message = Entry(seq=0, kind=EntryKind.MESSAGE, body=body)
-        return ForkStart(meta, progress, [*self._entries[1 : end + 1], message])
+        return ForkStart(info, progress, [*self._entries[1 : end + 1], message])
 
     def _check_same_phase(self, end: int) -> None:
         following = self._entries[end + 1 : end + 2]
@@ -109,7 +108,7 @@ class _Forker:
 
     # -- edited results -----------------------------------------------------------------------------------------
 
-    def _make_with_results(self, meta: RunMeta, end: int, progress: Progress) -> ForkStart:
+    def _make_with_results(self, info: RunInfo, end: int, progress: Progress) -> ForkStart:
         """Copy the journal up to the reply that made the calls. The results follow, as if the calls had just ended."""
         cut, calls, results = self._find_results(end)
         for call_id, content in self._fork.results.items():
@@ -122,7 +121,7 @@ class _Forker:
             for each, result in results.items()
         ]
         entries = [Entry(seq=0, kind=EntryKind.RESULT, body=body) for body in recorded]
-        return ForkStart(meta, progress, [*self._entries[1 : cut + 1], *entries])
+        return ForkStart(info, progress, [*self._entries[1 : cut + 1], *entries])
 
     def _find_results(self, end: int) -> tuple[int, Mapping[str, PendingCall], dict[str, Any]]:
         """Return the position of the reply, and by id its calls and their results as the loop has recorded them."""

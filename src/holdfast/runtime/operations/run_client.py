@@ -13,10 +13,10 @@ from holdfast.checkpoint.codec import (
     Begin,
     DecodedRun,
     Progress,
-    RunMeta,
     decode,
     decode_run,
     encode,
+    encode_begin,
 )
 from holdfast.checkpoint.errors import (
     CheckpointError,
@@ -41,13 +41,13 @@ from holdfast.core.json_value import JsonValue
 from holdfast.core.loop import Loop
 from holdfast.core.ports import Resumption
 from holdfast.core.run.info import RunInfo
-from holdfast.core.run.prompt import Prompt, dump_prompt
+from holdfast.core.run.prompt import Prompt, dump_prompt, make_request_digest
 from holdfast.core.run.result import Result
 from holdfast.core.run.turns import TURN_TOPIC, ConversationIdle
 from holdfast.core.run.waiting import RunWaiting
 from holdfast.runtime.agent_registry import find_agent
 from holdfast.runtime.operations.forking import Fork, make_start
-from holdfast.stores.redacting import stored_meta
+from holdfast.stores.redacting import stored_info
 
 #: How long a caller waits for a change notification before it polls.
 _POLL_INTERVAL = timedelta(seconds=1)
@@ -112,7 +112,7 @@ class RunClient:
             RunConflict: a run with this id has another agent, prompt or inputs.
         """
         progress = Progress(annotations=dict(annotations or {}))
-        new = make_queued_run(RunMeta.from_info(info), progress, [], not_before)
+        new = make_queued_run(info, progress, [], not_before)
         if connection is not None:
             await self._submit_within(connection, new, info)
             return info.run_id
@@ -130,13 +130,13 @@ class RunClient:
         if not isinstance(self._store, SupportsTransactions):
             raise DefinitionError(NO_TRANSACTIONS)
         found = await self._store.create_within(connection, new)
-        if found is not None and not self.is_same_request(info, meta := decode(found, Begin).meta):
-            raise RunConflict(info.run_id, meta.agent_name)
+        if found is not None and not self.is_same_request(info, known := decode(found, Begin).info):
+            raise RunConflict(info.run_id, known.agent_name)
 
     async def create(self, info: RunInfo) -> None:
         """Queue a run unless there is one with this id."""
         with suppress(RunExists):
-            await self._store.create(make_queued_run(RunMeta.from_info(info), Progress(), []))
+            await self._store.create(make_queued_run(info, Progress(), []))
 
     async def load_same_request(self, info: RunInfo) -> StoredRun:
         """Load the run with this id, if it has the same agent, prompt and inputs.
@@ -145,19 +145,18 @@ class RunClient:
             RunConflict: it has another agent, prompt or inputs. RunNotFound: there is none.
         """
         stored = await self._store.load(info.run_id)
-        meta = decode(stored.entries[0].body, Begin).meta
-        if not self.is_same_request(info, meta):
-            raise RunConflict(info.run_id, meta.agent_name)
+        known = decode(stored.entries[0].body, Begin).info
+        if not self.is_same_request(info, known):
+            raise RunConflict(info.run_id, known.agent_name)
         return stored
 
-    def is_same_request(self, info: RunInfo, known: RunInfo | RunMeta) -> bool:
+    def is_same_request(self, info: RunInfo, known: RunInfo) -> bool:
         """Whether `info` has the agent, prompt and inputs of the run `known`, which may be redacted."""
         if (known.agent_name, known.conversation) != (info.agent_name, info.conversation):
             return False
-        return known.request_key in (
-            info.request_key,
-            stored_meta(self._store, RunMeta.from_info(info)).request_key,
-        )
+        asked = stored_info(self._store, info)
+        digest = make_request_digest(known.prompt, known.inputs)
+        return digest in (make_request_digest(each.prompt, each.inputs) for each in (info, asked))
 
     async def result(self, run_id: str, *, through_waits: bool = False) -> Result:
         """Wait for the result of a run, in whichever process it is executed.
@@ -309,8 +308,8 @@ class RunClient:
         """
         stored = await self._store.load(run_id)
         start = make_start(stored, self._loop_for(stored.record.agent_name), fork)
-        await self._store.create(make_queued_run(start.meta, start.progress, start.entries))
-        return start.meta.run_id
+        await self._store.create(make_queued_run(start.info, start.progress, start.entries))
+        return start.info.run_id
 
     async def load_checkpoint(self, run_id: str) -> DecodedRun:
         """Read the checkpoint of a run. Changes nothing."""
@@ -335,21 +334,9 @@ def make_parked_error(record: RunRecord) -> RunParked:
 
 
 def make_queued_run(
-    meta: RunMeta, progress: Progress, entries: list[Entry], not_before: datetime | None = None
+    info: RunInfo, progress: Progress, entries: list[Entry], not_before: datetime | None = None
 ) -> NewRun:
     """Make a queued run from its first entry and the copied `entries` of another run."""
-    begin = Entry(seq=0, kind=EntryKind.BEGIN, body=encode(Begin.from_meta(meta)))
+    begin = Entry(seq=0, kind=EntryKind.BEGIN, body=encode_begin(info))
     copied = [msgspec.structs.replace(entry, seq=number) for number, entry in enumerate(entries, start=1)]
-    return NewRun(
-        run_id=meta.run_id,
-        agent_name=meta.agent_name,
-        caller_id=meta.caller_id,
-        parent_run_id=meta.parent_run_id,
-        labels=meta.labels,
-        priority=meta.priority,
-        key=meta.key or None,
-        not_before=not_before,
-        meta=encode(meta.summary()),
-        progress=encode(progress),
-        entries=[begin, *copied],
-    )
+    return NewRun.create(info, encode(progress), [begin, *copied], not_before)

@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from holdfast.checkpoint.codec import Outcome, RunMeta, decode
+from holdfast.checkpoint.codec import Outcome, decode
 from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore
-from holdfast.core.run.info import new_run_id
+from holdfast.core.run.info import RunInfo, new_run_id
 from holdfast.runtime.finished_runs import store_finished_run
 
 #: No agent has this name.
@@ -47,7 +47,7 @@ async def record_pick(store: RunStore, compared: RunRecord, result: str, *, by: 
     retention = _RETENTION
     if compared.expires_at is not None:
         retention = max(compared.expires_at - datetime.now(UTC), timedelta(0))
-    meta = RunMeta(
+    info = RunInfo(
         run_id=f"pick-{new_run_id()}",
         agent_name=PICK_AGENT,
         caller_id=by,
@@ -55,7 +55,7 @@ async def record_pick(store: RunStore, compared: RunRecord, result: str, *, by: 
         labels={_LABEL: compared.run_id},
     )
     outcome = Outcome(output=msgspec.to_builtins(_Choice(result=result, by=by)))
-    await store_finished_run(store, meta, outcome, retention)
+    await store_finished_run(store, info, outcome, retention)
 
 
 async def read_pick(store: RunStore, run_id: str) -> Pick | None:

@@ -7,13 +7,14 @@ from typing import Any, TypedDict, Unpack
 
 import msgspec
 
-from holdfast.checkpoint.codec import Outcome, Progress, RunMeta, decode
+from holdfast.checkpoint.codec import Outcome, Progress, decode
 from holdfast.checkpoint.errors import RecordDecodeError
 from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus, StoredRun
 from holdfast.checkpoint.store import RunStore
 from holdfast.core.errors import DefinitionError
 from holdfast.core.execution.call_retries import RETRY_KEY
+from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import Usage
 from holdfast.runtime.operations.verdicts import PICK_AGENT
 from holdfast.runtime.reading.run_attempts import Attempt, read_attempts
@@ -238,9 +239,9 @@ def describe_run(stored: StoredRun) -> RunDetails:
 
 def _read_record(record: RunRecord) -> dict[str, Any]:
     """Return the fields of a `RunSummary`."""
-    meta, progress = RunMeta(run_id=record.run_id, agent_name=record.agent_name), Progress()
+    info, progress = RunInfo(run_id=record.run_id, agent_name=record.agent_name), Progress()
     with suppress(RecordDecodeError):  # a listing continues; `doctor` reports the error
-        meta, progress = decode(record.meta, RunMeta), decode(record.progress, Progress)
+        info, progress = decode(record.info, RunInfo), decode(record.progress, Progress)
     retry = progress.annotations.get(RETRY_KEY, {})
     return {
         "run_id": record.run_id,
@@ -248,8 +249,8 @@ def _read_record(record: RunRecord) -> dict[str, Any]:
         "agent": record.agent_name,
         "caller": record.caller_id,
         "parent": record.parent_run_id,
-        "labels": meta.labels,
-        "prompt": meta.prompt,
+        "labels": info.labels,
+        "prompt": info.prompt_text,
         "created_at": record.created_at,
         "updated_at": record.updated_at,
         "expires_at": record.expires_at,
@@ -270,7 +271,7 @@ def _read_record(record: RunRecord) -> dict[str, Any]:
         "retries": retry.get("count", 0),
         "retry_error": retry.get("error", ""),
         "next_retry_at": _read_next_retry(retry) if record.status is RunStatus.RUNNING else None,
-        "conversation": meta.conversation,
+        "conversation": info.conversation,
         "turns": progress.turns,
     }
 

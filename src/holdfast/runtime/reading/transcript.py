@@ -150,7 +150,7 @@ class Transcript:
     def _read_entry(self, entry: Entry) -> Iterator[TranscriptItem]:
         match entry.kind:
             case EntryKind.BEGIN:
-                yield TranscriptItem(seq=entry.seq, kind="begin", text=decode(entry.body, Begin).meta.prompt)
+                yield TranscriptItem(seq=entry.seq, kind="begin", text=decode(entry.body, Begin).info.prompt_text)
             case EntryKind.MESSAGE:
                 yield from self._read_message(entry.seq, entry.body)
             case EntryKind.RESULT:

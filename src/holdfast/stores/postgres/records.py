@@ -88,13 +88,13 @@ class RecordDecoder:
             wake_on=tuple(unescape_text(topic) for topic in row.wake_on),
             labels={unescape_text(name): unescape_text(value) for name, value in row.labels.items()},
             priority=row.priority,
-            key=None if row.limit_key is None else unescape_text(row.limit_key),
+            concurrency_key=unescape_text(row.limit_key or ""),
             reason=unescape_text(row.reason),
             cancel_requested=row.cancel_requested,
             expires_at=None if row.expires_at is None else row.expires_at.astimezone(UTC),
             next_seq=row.next_seq,
             size=row.size,
-            meta=bytes.fromhex(row.meta),
+            info=bytes.fromhex(row.meta),
             progress=bytes.fromhex(row.progress),
         )
 

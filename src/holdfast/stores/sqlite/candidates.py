@@ -39,7 +39,7 @@ class Candidate(NamedTuple):
 
     @property
     def limit_names(self) -> tuple[LimitName, ...]:
-        return list_limit_names(self.agent_name, self.key or None, self.parent_run_id)
+        return list_limit_names(self.agent_name, self.key, self.parent_run_id)
 
 
 class CandidateScan:

@@ -78,13 +78,13 @@ def claim(
         counts_as.add(RunStatus.INTERRUPTED)
     if counts_as.isdisjoint(statuses):
         raise RunNotClaimable(run_id, run.status.value, run.reason)
-    if within_limits and not has_slot(run.agent_name, run.key or None, run.parent_run_id, liveness, transaction):
+    if within_limits and not has_slot(run.agent_name, run.key, run.parent_run_id, liveness, transaction):
         raise LimitReached(run_id, run.status.value)
     return claim_run(run.run_key, run_id, run.strikes, worker_id, transaction)
 
 
 def has_slot(
-    agent_name: str, key: str | None, parent_run_id: str | None, liveness: Liveness, transaction: Transaction
+    agent_name: str, key: str, parent_run_id: str | None, liveness: Liveness, transaction: Transaction
 ) -> bool:
     """Return whether no limit of such a run is reached."""
     names = list_limit_names(agent_name, key, parent_run_id)

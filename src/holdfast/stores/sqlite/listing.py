@@ -236,11 +236,11 @@ def make_record(row: Sequence[Any], owner_alive: bool) -> RunRecord:
         expires_at=None if row[14] is None else from_micros(row[14]),
         next_seq=row[15],
         size=row[16],
-        meta=row[17],
+        info=row[17],
         progress=row[18],
         wake_at=None if row[19] is None else from_micros(row[19]),
         wake_on=() if row[20] == "[]" else tuple(json.loads(row[20])),
         labels={} if row[21] == "{}" else json.loads(row[21]),
         priority=row[22],
-        key=row[23] or None,
+        concurrency_key=row[23],
     )

@@ -89,7 +89,9 @@ def create(run: NewRun, worker_id: str | None, liveness: Liveness, transaction: 
     run_key = transaction.next_token()
     last_segment = 0 if segment is None else transaction.insert_segment(run_key, 0, segment)
     claim = None
-    if worker_id is not None and not has_slot(run.agent_name, run.key, run.parent_run_id, liveness, transaction):
+    if worker_id is not None and not has_slot(
+        run.agent_name, run.concurrency_key, run.parent_run_id, liveness, transaction
+    ):
         worker_id = None
     if worker_id is not None:
         claim = Claim(run_id=run.run_id, worker_id=worker_id, token=transaction.next_token(), strikes=1)
@@ -105,8 +107,8 @@ def create(run: NewRun, worker_id: str | None, liveness: Liveness, transaction: 
             *((0, 0) if claim is None else (claim.token, claim.strikes)),
             to_micros(not_before),
             *(len(run.entries), 0 if segment is None else len(segment.body), last_segment),
-            *(run.meta, run.progress, json.dumps(dict(run.labels)) if run.labels else "{}"),
-            *(run.priority, run.key or ""),
+            *(run.info, run.progress, json.dumps(dict(run.labels)) if run.labels else "{}"),
+            *(run.priority, run.concurrency_key),
         ),
     )
     for name, value in run.labels.items():

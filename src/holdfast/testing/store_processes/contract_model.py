@@ -256,8 +256,8 @@ class Model:
                 run.token = record.token
             ownership = (record.status, record.owner, record.owner_alive, record.token, record.strikes)
             assert ownership == (run.status, run.owner, self.is_executing(run), run.token, run.strikes)
-            identity = (record.agent_name, record.caller_id, record.parent_run_id, record.meta)
-            assert identity == (run.new.agent_name, run.new.caller_id, run.new.parent_run_id, run.new.meta)
+            identity = (record.agent_name, record.caller_id, record.parent_run_id, record.info)
+            assert identity == (run.new.agent_name, run.new.caller_id, run.new.parent_run_id, run.new.info)
             size = sum(len(entry.body) for entry in run.entries)
             assert (record.progress, record.next_seq, record.size) == (run.progress, run.next_seq, size)
             assert (list(record.wake_on), record.wake_at) == (list(run.wake_on), run.wake_at)

@@ -82,7 +82,7 @@ def make_run(
     priority: int = 0,
     key: str | None = None,
     not_before: datetime | None = None,
-    meta: bytes = b"meta",
+    info: bytes = b"info",
     progress: bytes = b"progress",
 ) -> NewRun:
     """Return a run whose journal starts with `bodies`, or with one entry."""
@@ -91,11 +91,11 @@ def make_run(
         agent_name=agent_name,
         caller_id=caller_id,
         parent_run_id=parent_run_id,
-        labels=labels or {},
+        labels=dict(labels or {}),
         priority=priority,
-        key=key,
+        concurrency_key=key or "",
         not_before=not_before,
-        meta=meta,
+        info=info,
         progress=progress,
         entries=make_entries(0, *(bodies or (b"begin",)), kind=EntryKind.BEGIN),
     )

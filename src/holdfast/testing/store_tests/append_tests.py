@@ -84,14 +84,14 @@ class CreateTests(StoreUnderTest):
             agent_name="agent 'of' \"Käse\" ☂",
             caller_id="caller; -- \\ %s {0}",
             parent_run_id="run-0",
-            meta=b"\0meta\xff",
+            info=b"\0meta\xff",
             progress=b"\0progress\xff",
         )
         await store.create(run)
         record, journal = await load_contents(store)
         assert journal == list(run.entries)
         assert (record.run_id, record.agent_name, record.caller_id) == (run.run_id, run.agent_name, run.caller_id)
-        assert (record.parent_run_id, record.meta, record.progress) == (run.parent_run_id, run.meta, run.progress)
+        assert (record.parent_run_id, record.info, record.progress) == (run.parent_run_id, run.info, run.progress)
         assert (record.next_seq, record.size) == (2, len(b"first") + len(b"second"))
         assert (record.reason, record.cancel_requested, record.expires_at) == ("", False, None)
 

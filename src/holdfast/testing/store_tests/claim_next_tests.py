@@ -217,12 +217,12 @@ class FairnessModel:
 
 
 def _list_names(run: NewRun) -> list[tuple[str, str]]:
-    return [("agent", run.agent_name), *([("key", run.key)] if run.key is not None else [])]
+    return [("agent", run.agent_name), *([("key", run.concurrency_key)] if run.concurrency_key else [])]
 
 
 def _is_ordered(claimed: Iterable[NewRun], left: Iterable[NewRun]) -> bool:
     def get_kind(run: NewRun) -> tuple[object, ...]:
-        return run.agent_name, run.caller_id, run.key, run.priority
+        return run.agent_name, run.caller_id, run.concurrency_key, run.priority
 
     oldest_left = {get_kind(run): run.run_id for run in sorted(left, key=lambda run: run.run_id, reverse=True)}
     return all(run.run_id < oldest_left.get(get_kind(run), "~") for run in claimed)

@@ -41,8 +41,8 @@ class PriorityTests(StoreUnderTest):
         await store.create(make_run("queued", priority=-10, key="tenant\\1 ü"))
         await create_claimed(store, worker, make_run("claimed", priority=10))
         queued, claimed = await load_record(store, "queued"), await load_record(store, "claimed")
-        assert (queued.priority, queued.key) == (-10, "tenant\\1 ü")
-        assert (claimed.priority, claimed.key) == (10, None)
+        assert (queued.priority, queued.concurrency_key) == (-10, "tenant\\1 ü")
+        assert (claimed.priority, claimed.concurrency_key) == (10, "")
 
     async def test_a_higher_priority_comes_first(self, store: RunStore, worker: str) -> None:
         for name, caller, priority in (("low", "a", -1), ("usual", "b", 0), ("high-1", "a", 7), ("high-2", "a", 7)):

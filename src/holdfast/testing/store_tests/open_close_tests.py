@@ -77,7 +77,7 @@ ODD_IDS = [
     ".hidden",
     *(f"run.{suffix}" for suffix in ("json", "jsonl", "lock", "tmp", "claim", "db", "bak")),
     "index",
-    "meta",
+    "info",
     "0",
     "00",
     "1e5",
@@ -228,7 +228,7 @@ class IsolationTests(StoreUnderTest):
             with pytest.raises(AttributeError):
                 setattr(thing, name, None)
         assert type(stored.entries[0].body) is bytes
-        assert (type(stored.record.meta), type(stored.record.progress)) == (bytes, bytes)
+        assert (type(stored.record.info), type(stored.record.progress)) == (bytes, bytes)
 
 
 @pytest.mark.asyncio

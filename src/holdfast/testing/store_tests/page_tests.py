@@ -39,7 +39,7 @@ class ListingTests(StoreUnderTest):
         assert await list_run_ids(store) == ["zebra", "apple", "Mango", "10", "9"]
 
     async def test_a_listed_record_equals_the_loaded_one(self, store: RunStore, worker: str) -> None:
-        await store.create(make_run("queued", meta=b"\0\xff", parent_run_id="deregistered"))
+        await store.create(make_run("queued", info=b"\0\xff", parent_run_id="deregistered"))
         await store.append(
             await create_claimed(store, worker, make_run("running")), make_append(1, b"more", progress=b"\0\xff")
         )
@@ -167,7 +167,7 @@ class PageTests(StoreUnderTest):
         assert [record.run_id for record in (await store.list_page(cursor=page.cursor)).records] == ["run-0"]
 
     async def test_a_record_of_a_page_equals_the_loaded_one(self, store: RunStore, worker: str) -> None:
-        await store.create(make_run("queued", meta=b"\0\xff", parent_run_id="gone", labels={"a": "☂", "": "' \\"}))
+        await store.create(make_run("queued", info=b"\0\xff", parent_run_id="gone", labels={"a": "☂", "": "' \\"}))
         await create_claimed(store, worker, make_run("running", labels={"a": ""}))
         await create_waiting(store, worker, make_run("waiting"), wake_on=["message"])
         records = (await store.list_page()).records

@@ -63,7 +63,7 @@ class ReopenTests(DurableStoreUnderTest):
         await reopened.close()
 
     async def test_all_runs_are_kept_over_reopening(self, store: RunStore, worker: str, location: str) -> None:
-        await store.create(make_run("queued", b"\0\xff", meta=b"\0\xff", progress=b"", parent_run_id="parent"))
+        await store.create(make_run("queued", b"\0\xff", info=b"\0\xff", progress=b"", parent_run_id="parent"))
         rewritten = await create_claimed(store, worker, make_run("rewritten", b"zero", b"one"))
         await store.append(rewritten, make_append(2, b"compacted", b"new", rewrite=True, step_finished=True))
         await store.append(rewritten, make_append(4, b"newer", progress=b"further"))

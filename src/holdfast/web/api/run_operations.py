@@ -57,7 +57,7 @@ async def submit_run(context: Context) -> RunReference:
             caller_id=principal.caller_id,
             labels=body.labels,
             priority=body.priority,
-            key=body.key,
+            concurrency_key=body.concurrency_key,
         )
         record = await context.store.get_record(run_id)
     except RunConflict as exc:

@@ -19,7 +19,7 @@ async def show_fork(site: Site, request: Request) -> Response:
     """Show the form of one step: as a page, or as the part that the page of the run loads."""
     record = await site.get_record(request)
     step = await read_step(site.store, record, request.path_params["step"])
-    has_parts = step.number == 1 and bool(decode_begin(await site.store.load(record.run_id)).meta.content)
+    has_parts = step.number == 1 and isinstance(decode_begin(await site.store.load(record.run_id)).info.prompt, list)
     template = "fork_form.html" if "part" in request.query_params else "fork_page.html"
     return site.render(
         request,

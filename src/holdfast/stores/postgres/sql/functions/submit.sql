@@ -16,14 +16,14 @@ create or replace function holdfast.submit(
 language plpgsql as $$
 declare
     id text := coalesce(submit.run_id, replace(left(gen_random_uuid()::text, 18), '-', ''));
-    meta jsonb := jsonb_strip_nulls(jsonb_build_object(
+    info jsonb := jsonb_strip_nulls(jsonb_build_object(
         'run_id', id, 'agent_name', agent, 'caller_id', nullif(submit.caller_id, ''), 'prompt', prompt,
         'labels', nullif(labels, '{}'), 'inputs', nullif(inputs, '{}'),
-        'priority', nullif(submit.priority, 0), 'key', submit.key
+        'priority', nullif(submit.priority, 0), 'concurrency_key', submit.key
     ));
-    body bytea := convert_to(jsonb_build_object('version', 1, 'meta', meta)::text, 'UTF8');
+    body bytea := convert_to(jsonb_build_object('version', 1, 'info', info)::text, 'UTF8');
     layout text := 'b' || length(body);
-    summary jsonb := jsonb_set(meta, '{prompt}', to_jsonb(left(prompt, 200))) - 'inputs';
+    summary jsonb := jsonb_set(info, '{prompt}', to_jsonb(left(prompt, 200))) - 'inputs';
     found bytea;
     known jsonb;
 begin
@@ -58,7 +58,7 @@ begin
         layout, holdfast.crc32(convert_to(format('0 %s ', layout), 'UTF8') || body), body
     );
     if found is not null then
-        known := convert_from(found, 'UTF8')::jsonb -> 'meta';
+        known := convert_from(found, 'UTF8')::jsonb -> 'info';
         if known ->> 'agent_name' <> agent or coalesce(known ->> 'prompt', '') <> prompt
             or coalesce(known -> 'inputs', '{}') <> inputs then
             raise exception 'holdfast.submit: run % has another agent, prompt or inputs', id
