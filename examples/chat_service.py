@@ -32,8 +32,7 @@ from holdfast import (
     User,
     tool,
 )
-from holdfast.checkpoint.errors import CheckpointError, RunNotFound
-from holdfast.runtime.operations.mailing import AlreadyAnswered, NotWaiting
+from holdfast.errors import AlreadyAnswered, CheckpointError, NotWaiting, RunNotFound
 
 #: How long a client waits for a reply before it has to ask again.
 WAIT = timedelta(seconds=20)

@@ -25,7 +25,22 @@ from holdfast.checkpoint.concurrency_limits import (
     choose_fairly,
     list_limit_names,
 )
-from holdfast.checkpoint.errors import (
+from holdfast.checkpoint.journal import Append, Entry
+from holdfast.checkpoint.record import (
+    CLAIMABLE_STATUSES,
+    TERMINAL_STATUSES,
+    Mail,
+    NewRun,
+    Receipt,
+    Release,
+    RunFilter,
+    RunPage,
+    RunRecord,
+    StoredRun,
+)
+from holdfast.db.sqlite_tables import SqliteTables
+from holdfast.db.tables import Tables
+from holdfast.errors import (
     ClaimLost,
     InvalidCursor,
     LimitReached,
@@ -39,22 +54,7 @@ from holdfast.checkpoint.errors import (
     StoreError,
     UnreadMail,
 )
-from holdfast.checkpoint.journal import Append, Entry
-from holdfast.checkpoint.record import (
-    CLAIMABLE_STATUSES,
-    TERMINAL_STATUSES,
-    Mail,
-    NewRun,
-    Receipt,
-    Release,
-    RunFilter,
-    RunPage,
-    RunRecord,
-    RunStatus,
-    StoredRun,
-)
-from holdfast.db.sqlite_tables import SqliteTables
-from holdfast.db.tables import Tables
+from holdfast.results import RunStatus
 
 
 class Run(msgspec.Struct):

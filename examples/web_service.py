@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from holdfast import Agent, App, HoldfastError, Message, Reply, ToolCall, ToolResult, ToolSchema, User, tool
-from holdfast.checkpoint.errors import RunConflict, RunNotFound
+from holdfast.errors import RunConflict, RunNotFound
 
 #: How many seconds a client waits for an answer before it asks again.
 WAIT = 20.0

@@ -60,7 +60,6 @@ OLD_IDENTIFIERS = [
     "ModelPermit",
     "NotedEvent",
     "ProviderLimits",
-    "ProviderWait",
     "RunControl",
     "StoreSuite",
     "TablesAudit",

@@ -14,7 +14,7 @@ Definition = Any
 
 
 def load_public_names() -> dict[str, Definition]:
-    """Return the definitions by name. A module that has an entry stands for its classes."""
+    """Return the definitions by name. A module that has an entry stands for the names that it exports."""
     package = griffe.load("holdfast", search_paths=[ROOT / "src"])
     entries = ENTRY.findall((ROOT / "docs" / "reference" / "api.md").read_text())
     public: dict[str, Definition] = {}
@@ -23,11 +23,7 @@ def load_public_names() -> dict[str, Definition]:
         if found.is_module and found.name in found.members:
             found = found[found.name]  # the package exports the function of a module of the same name
         if found.is_module:
-            public |= {f"{entry}.{name}": member for name, member in found.members.items() if _is_own_class(member)}
+            public |= {f"{entry}.{name}": found[name] for name in found.exports or ()}
         else:
             public[entry] = found
     return public
-
-
-def _is_own_class(member: Definition) -> bool:
-    return not member.is_alias and member.is_class and not member.name.startswith("_")

@@ -1,0 +1,8 @@
+"""What `App` returns about runs and conversations. `Result` itself is in `holdfast`."""
+
+from holdfast.checkpoint.record import RunStatus
+from holdfast.core.run.waiting import WaitingCall
+from holdfast.runtime.conversations import Conversation, Turn
+from holdfast.runtime.reading.run_views import RunDetails, RunList, RunSummary
+
+__all__ = ["Conversation", "RunDetails", "RunList", "RunStatus", "RunSummary", "Turn", "WaitingCall"]
