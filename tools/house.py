@@ -18,11 +18,11 @@ ROOT = Path(__file__).parents[1]
 
 #: Each figure may fall, not grow. One line per figure: a merge takes the lower one.
 CAPS = {
-    "modules": 356,
+    "modules": 353,
     "lines": 56_844,
-    "modules that share a name": 34,
+    "modules that share a name": 18,
     "modules in one folder": 19,
-    "class names used twice": 31,
+    "class names used twice": 23,
     "protocols": 49,
     "names in holdfast": 54,
     "entries in docs/reference/api.md": 249,

@@ -1,10 +1,10 @@
-"""Stored messages of any known loop in one readable form.
+"""Stored messages of each loop, by its name, in one readable form.
 
-It recognises the JSON of the native loop and of the adapters, imports neither an adapter nor the agent's code, and
-ignores fields and parts that it does not know.
+It knows the JSON of the native loop and of the adapters, imports neither an adapter nor the agent's code, and ignores
+fields and parts that it does not know.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -13,7 +13,6 @@ from holdfast.core.run.messages import NATIVE_CODEC, Message, Reply, System, Too
 
 #: In the metadata of a pydantic-ai message: a person has resolved the call, with an unpark.
 _MARK_KEY, _RESOLUTION_MARK = "holdfast", "told"
-
 
 #: The beginning of entries with checkpoints of a graph. Its prompts, calls, results and replies are native messages.
 _GRAPH_CHECKPOINT = b'{"role":"langgraph'
@@ -37,23 +36,33 @@ class Resolution(msgspec.Struct, frozen=True, kw_only=True):
 ReadableMessage = Message | Thinking | Resolution
 
 
-def read_message(body: bytes) -> list[ReadableMessage] | None:
-    """Return the content of one stored message in order, or `None` if its format is not known."""
-    if body.startswith(_GRAPH_CHECKPOINT):
-        return []
-    try:
-        return [NATIVE_CODEC.decode(body)]
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        pass
-    try:
-        return list(_read_agents_message(_AGENTS_DECODER.decode(body)))
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        pass
-    try:
-        message = _MESSAGE_DECODER.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        return None
-    return list(_read_response(message) if message.kind == "response" else _read_request(message))
+def read_message(loop: str, body: bytes) -> list[ReadableMessage] | None:
+    """Return the content of one stored message in order, or `None` if its format is not known.
+
+    Args:
+        loop: of the run, as `RunInfo.loop` names it. Empty if the run was submitted without its agent: then the first
+            loop that knows the format reads it.
+        body: the message as the loop's codec has encoded it.
+    """
+    for read in _READERS.values() if not loop else filter(None, [_READERS.get(loop)]):
+        try:
+            return list(read(body))
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            continue
+    return None
+
+
+def _read_native_message(body: bytes) -> Iterable[ReadableMessage]:
+    return [NATIVE_CODEC.decode(body)]
+
+
+def _read_graph_entry(body: bytes) -> Iterable[ReadableMessage]:
+    return [] if body.startswith(_GRAPH_CHECKPOINT) else _read_native_message(body)
+
+
+def _read_pydantic_ai_message(body: bytes) -> Iterable[ReadableMessage]:
+    message = _MESSAGE_DECODER.decode(body)
+    return _read_response(message) if message.kind == "response" else _read_request(message)
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,7 +134,8 @@ class _AgentsMessage(msgspec.Struct, frozen=True, kw_only=True):
 _AGENTS_DECODER = msgspec.json.Decoder(_AgentsMessage)
 
 
-def _read_agents_message(message: _AgentsMessage) -> Iterator[ReadableMessage]:
+def _read_agents_message(body: bytes) -> Iterator[ReadableMessage]:
+    message = _AGENTS_DECODER.decode(body)
     if message.item == "output":
         yield ToolResult(call_id=message.call_id, tool=message.tool, content=message.value, error=message.error)
     elif message.item == "reply":
@@ -203,3 +213,12 @@ def shorten_files(content: Any) -> Any:
     if isinstance(kind, str) and kind.endswith("-url") and isinstance(content.get("url"), str):
         return f"[{kind.removesuffix('-url')} {content['url']}]"
     return {name: shorten_files(value) for name, value in content.items()}
+
+
+#: By the name of the loop. A graph also has native messages.
+_READERS: Mapping[str, Callable[[bytes], Iterable[ReadableMessage]]] = {
+    "langgraph": _read_graph_entry,
+    "native": _read_native_message,
+    "pydantic_ai": _read_pydantic_ai_message,
+    "openai_agents": _read_agents_message,
+}

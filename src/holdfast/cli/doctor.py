@@ -23,7 +23,7 @@ from holdfast.core.loop import PendingCall
 from holdfast.root_error import HoldfastError
 from holdfast.runtime.reading import formatting
 from holdfast.runtime.reading.run_views import present_status
-from holdfast.runtime.reading.transcript import Transcript
+from holdfast.runtime.reading.transcript import Transcript, get_loop_name
 
 
 class AnyMessageCodec:
@@ -204,7 +204,7 @@ class Doctor:
         if source is not None:
             preflight = await _try_preflight(stored, source)
         else:
-            transcript = Transcript()
+            transcript = Transcript(get_loop_name(record))
             transcript.read(stored.entries)
             transcript.close(record)
             in_doubt = [call for call in transcript.unanswered if call.state == "in doubt"]

@@ -167,7 +167,7 @@ def _list_schemas(url: str, *, langgraph: bool) -> list[Schema]:
     if not langgraph:
         return list(BATTERIES)
     try:
-        from holdfast.adapters.langgraph.saver.schema import make_schema
+        from holdfast.adapters.langgraph.saver.saver_schema import make_schema
     except ModuleNotFoundError as exc:
         raise CommandError(f'--langgraph needs {exc.name}: pip install "holdfast[langgraph]"') from exc
     return [*BATTERIES, make_schema(postgres=url.partition(":")[0] in POSTGRES_SCHEMES)]

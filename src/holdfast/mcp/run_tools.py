@@ -11,7 +11,7 @@ from holdfast.core.errors import DefinitionError
 from holdfast.core.run.waiting import Answer, Approve, Deny, Value
 from holdfast.runtime.reading.pending_calls import PendingCall
 from holdfast.runtime.reading.run_views import RunDetails, RunList, describe_run
-from holdfast.runtime.reading.transcript import Transcript, TranscriptItem
+from holdfast.runtime.reading.transcript import Transcript, TranscriptItem, get_loop_name
 
 #: The most runs or calls in one result.
 MAX_PAGE = 50
@@ -69,7 +69,7 @@ class RunTools:
     ) -> ShownRun:
         """Show one run: its state, its open calls, its output or error, and the last items of its transcript."""
         stored = await self._store.load(run_id)
-        transcript = Transcript().read(stored.entries)
+        transcript = Transcript(get_loop_name(stored.record)).read(stored.entries)
         shown = transcript[len(transcript) - items :] if items < len(transcript) else transcript
         return ShownRun(run=describe_run(stored), transcript=shown, earlier_items=len(transcript) - len(shown))
 

@@ -87,7 +87,7 @@ async def test_a_reader_without_langgraph_sees_prompt_calls_results_and_replies(
     store = MemoryStore()
     async with App([agent], store) as app:
         run_id = (await app.run(agent, "go")).run_id
-        items = Transcript().read((await store.load(run_id)).entries)
+        items = Transcript("langgraph").read((await store.load(run_id)).entries)
     assert [(item.kind, item.text or item.content) for item in items if item.kind in ("user", "reply", "result")] == [
         ("user", "go"),
         ("reply", None),

@@ -186,12 +186,14 @@ async def test_a_conversation_continues_with_its_history() -> None:
 
 def test_stored_messages_are_readable_without_the_sdk() -> None:
     response = make_reply("a", _make_response(assistant_message("hm"), call("c1", "look", city="Lyon")), [])
-    assert read_message(CODEC.encode(response)) == [
+    assert read_message("openai_agents", CODEC.encode(response)) == [
         Reply(text="hm", tool_calls=[ToolCall(id="c1", name="look", arguments={"city": "Lyon"})])
     ]
-    assert read_message(CODEC.encode(Input(items=[{"role": "user", "content": "go"}]))) == [User("go")]
+    assert read_message("openai_agents", CODEC.encode(Input(items=[{"role": "user", "content": "go"}]))) == [User("go")]
     output = make_output("c1", "look", {"a": 1})
-    assert read_message(CODEC.encode(output)) == [ToolResult(call_id="c1", tool="look", content={"a": 1})]
+    assert read_message("openai_agents", CODEC.encode(output)) == [
+        ToolResult(call_id="c1", tool="look", content={"a": 1})
+    ]
 
 
 def _make_response(*output: Any) -> Any:

@@ -31,7 +31,7 @@ from holdfast.core.run.messages import NATIVE_CODEC, Reply, System, ToolCall, To
     [System("be brief"), User("hi"), Reply(text="yes"), ToolResult(call_id="c1", tool="pay", content=1, error=True)],
 )
 def test_messages_of_the_native_loop_are_returned_as_they_are(message: Any) -> None:
-    assert read_message(NATIVE_CODEC.encode(message)) == [message]
+    assert read_message("native", NATIVE_CODEC.encode(message)) == [message]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_messages_of_the_native_loop_are_returned_as_they_are(message: Any) -> N
     ],
 )
 def test_messages_of_pydantic_ai_are_read_without_it(message: Any, expected: list[Any]) -> None:
-    assert read_message(CODEC.encode(message)) == expected
+    assert read_message("pydantic_ai", CODEC.encode(message)) == expected
 
 
 def test_retries_are_read_as_earlier_versions_of_pydantic_ai_stored_them() -> None:
@@ -108,7 +108,7 @@ def test_retries_are_read_as_earlier_versions_of_pydantic_ai_stored_them() -> No
         '{"part_kind":"retry-prompt","content":"again","tool_name":"pay","tool_call_id":"c1"},'
         '{"part_kind":"retry-prompt","content":"plain text?","tool_name":null,"tool_call_id":"c2"}'
     )
-    assert read_message(f'{{"kind":"request","parts":[{parts}]}}'.encode()) == [
+    assert read_message("pydantic_ai", f'{{"kind":"request","parts":[{parts}]}}'.encode()) == [
         ToolResult(call_id="c1", tool="pay", content="again", error=True),
         User("plain text?"),
     ]
@@ -118,5 +118,14 @@ def test_retries_are_read_as_earlier_versions_of_pydantic_ai_stored_them() -> No
     "body",
     [b"[1]", b'"text"', b'{"kind":"request"}', b'{"kind":"other","parts":[]}', b'{"parts":[{"x":1}]}', b"\xff", b"{"],
 )
-def test_other_formats_are_not_guessed(body: bytes) -> None:
-    assert read_message(body) is None
+@pytest.mark.parametrize("loop", ["native", "pydantic_ai", "openai_agents", "langgraph", "unknown", ""])
+def test_other_formats_are_not_guessed(loop: str, body: bytes) -> None:
+    assert read_message(loop, body) is None
+
+
+def test_a_message_is_read_as_its_loop_has_written_it() -> None:
+    body = NATIVE_CODEC.encode(User("hello"))
+    assert read_message("native", body) == [User("hello")]
+    assert read_message("pydantic_ai", body) is None
+    assert read_message("unknown", body) is None
+    assert read_message("", body) == [User("hello")], "the run was submitted without its agent"

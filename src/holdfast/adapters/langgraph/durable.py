@@ -14,13 +14,13 @@ from langgraph.pregel import Pregel
 from langgraph.types import Command, Interrupt, StreamMode
 
 from holdfast.adapters.langgraph.deploys import Graph, list_removed_nodes, refuse_removed
-from holdfast.adapters.langgraph.entries import CODEC, CallLog, CheckpointRows
+from holdfast.adapters.langgraph.entries import CODEC, CheckpointRows, GraphCallLog
 from holdfast.adapters.langgraph.graph_stream import Stream, emit_chunk, parse_streams
 from holdfast.adapters.langgraph.interrupts import Interrupts
 from holdfast.adapters.langgraph.model_callbacks import limit_model_calls
 from holdfast.adapters.langgraph.node_calls import NodeCalls, RunStopped, encode_result, record_tool_nodes
 from holdfast.adapters.langgraph.run_saver import RunSaver, begin_step
-from holdfast.adapters.langgraph.saver.saver import make_serde
+from holdfast.adapters.langgraph.saver.holdfast_saver import make_serde
 from holdfast.adapters.tool_policies import NO_POLICIES, ToolPolicies, check_policies
 from holdfast.core.agents.agent import Agent, AgentOptions
 from holdfast.core.errors import DefinitionError, PayloadError, StepsExceeded
@@ -61,7 +61,7 @@ class LangGraphLoop:
     def pending_calls(self, history: Sequence[Any]) -> Sequence[PendingCall]:
         return [
             PendingCall(call_id=call.id, tool=call.name, arguments=call.arguments)
-            for call in CallLog(history).pending.values()
+            for call in GraphCallLog(history).pending.values()
         ]
 
     def finished_calls(
@@ -71,7 +71,7 @@ class LangGraphLoop:
             FinishedCall(
                 call_id=call.id, tool=call.name, arguments=call.arguments, content=result.content, error=result.error
             )
-            for call, result in CallLog([*history, *(results or {}).values()]).finished
+            for call, result in GraphCallLog([*history, *(results or {}).values()]).finished
         ]
 
     def make_result(self, call: PendingCall, content: Any, *, error: bool = False) -> Any:

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from holdfast.adapters.langgraph.saver.batch import RowBatch
-from holdfast.adapters.langgraph.saver.schema import CHECKPOINT, ITEM, VALUE, WRITE, Row, split_row
+from holdfast.adapters.langgraph.saver.row_batch import RowBatch
+from holdfast.adapters.langgraph.saver.saver_schema import CHECKPOINT, ITEM, VALUE, WRITE, Row, split_row
 from holdfast.adapters.langgraph.saver.values import ListCache
 from holdfast.core.errors import PayloadError
 from holdfast.core.run.messages import JsonCodec, ToolCall, User
@@ -63,7 +63,9 @@ class ReplyEntry(
     unknown: tuple[str, ...] = ()
 
 
-class CallResult(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="role", tag="tool", omit_defaults=True):
+class GraphCallResult(
+    msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="role", tag="tool", omit_defaults=True
+):
     """The result of a tool call. Readers that do not know LangGraph see a result of the native loop."""
 
     call_id: str
@@ -87,7 +89,7 @@ class CallInterrupted(
 
 
 #: `User` is the prompt or a message that was sent to the run.
-Entry = User | ReplyEntry | CallResult | CallInterrupted | CheckpointRows
+Entry = User | ReplyEntry | GraphCallResult | CallInterrupted | CheckpointRows
 
 
 class JournalCodec(JsonCodec):
@@ -124,7 +126,7 @@ def _drop_thread(rows: dict[Row, Row]) -> Any:
     return tuple(key[1:] + others for key, others in rows.items())
 
 
-class CallLog:
+class GraphCallLog:
     """The tool calls of a journal."""
 
     def __init__(self, entries: Sequence[Any]) -> None:
@@ -139,7 +141,7 @@ class CallLog:
         #: What calls have asked with `interrupt`, by call id.
         self.asked: dict[str, tuple[Any, ...]] = {}
         #: Finished calls, each with its result.
-        self.finished: list[tuple[ToolCall, CallResult]] = []
+        self.finished: list[tuple[ToolCall, GraphCallResult]] = []
         for entry in entries:
             if isinstance(entry, ReplyEntry):
                 for call, task in zip(entry.tool_calls, entry.tasks, strict=True):
@@ -149,7 +151,7 @@ class CallLog:
             elif isinstance(entry, CallInterrupted):
                 self.interrupted.add(entry.call_id)
                 self.asked[entry.call_id] = entry.asked
-            elif isinstance(entry, CallResult) and entry.call_id in self.pending:
+            elif isinstance(entry, GraphCallResult) and entry.call_id in self.pending:
                 self.finished.append((self.pending.pop(entry.call_id), entry))
                 del self.tasks[entry.call_id]
                 self.interrupted.discard(entry.call_id)

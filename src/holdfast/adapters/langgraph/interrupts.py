@@ -89,22 +89,22 @@ class _Question(CallRequest):
         return _Answer({"type": "edit", "edited_action": {"name": self.tool, "args": arguments}})
 
 
-class _Request(msgspec.Struct, frozen=True):
+class _InterruptRequest(msgspec.Struct, frozen=True):
     """What an interrupt asks, and how the answers become what `interrupt` returns."""
 
     questions: list[_Question]
     combine: Callable[[list[Any]], Any]
 
 
-def _read_request(interrupt_id: str, value: Any) -> _Request:
+def _read_request(interrupt_id: str, value: Any) -> _InterruptRequest:
     actions = _list_actions(value)
     if not actions:
-        return _Request([_make_question(interrupt_id, value)], _get_only)
+        return _InterruptRequest([_make_question(interrupt_id, value)], _get_only)
     if value.get("type") == "tool_approval":
-        return _Request([_make_approval(interrupt_id, actions[0])], _get_only)
+        return _InterruptRequest([_make_approval(interrupt_id, actions[0])], _get_only)
     numbers = range(1, len(actions) + 1)
     ids = [interrupt_id] if len(actions) == 1 else [f"{interrupt_id}-{number}" for number in numbers]
-    return _Request([_make_approval(*each) for each in zip(ids, actions, strict=True)], _make_decisions)
+    return _InterruptRequest([_make_approval(*each) for each in zip(ids, actions, strict=True)], _make_decisions)
 
 
 def _list_actions(value: Any) -> list[dict[str, Any]]:

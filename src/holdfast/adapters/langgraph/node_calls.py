@@ -19,7 +19,7 @@ from langgraph.prebuilt.tool_node import ToolCallRequest, ToolNode
 from langgraph.pregel import Pregel
 
 from holdfast.adapters.langgraph.deploys import Graph, refuse_removed
-from holdfast.adapters.langgraph.entries import CallInterrupted, CallLog, CallResult, ReplyEntry
+from holdfast.adapters.langgraph.entries import CallInterrupted, GraphCallLog, GraphCallResult, ReplyEntry
 from holdfast.adapters.langgraph.graph_stream import to_plain_data
 from holdfast.adapters.langgraph.interrupts import Interrupts
 from holdfast.adapters.tool_policies import PURE, ToolPolicies, find_policy
@@ -72,7 +72,7 @@ class NodeCalls:
         self, context: StepContext, policies: ToolPolicies, serde: SerializerProtocol, interrupts: Interrupts
     ) -> None:
         self._context, self._policies, self._serde, self._interrupts = context, policies, serde, interrupts
-        log = CallLog(context.state.history)
+        log = GraphCallLog(context.state.history)
         #: Announced by an earlier process that did not record their results.
         self._unresolved = set(log.pending) - log.interrupted
         #: Announced by an earlier process that had their tools.
@@ -107,7 +107,7 @@ class NodeCalls:
             raise RunStopped(exc) from exc
         return self._serde.loads_typed((result.type, result.body))
 
-    async def _make(self, call: _GraphCall) -> CallResult:
+    async def _make(self, call: _GraphCall) -> GraphCallResult:
         """Make a call. If it waits, the calls that are under way end before the run waits, too."""
         ended = asyncio.get_running_loop().create_future()
         self._under_way.add(ended)
@@ -120,19 +120,19 @@ class NodeCalls:
             if self._under_way:
                 await asyncio.wait({*self._under_way})
             raise self._context.waits.make_error()
-        made: CallResult = result
+        made: GraphCallResult = result
         return made
 
     def _make_call(self, request: ToolCallRequest, execute: Execute) -> _GraphCall:
         name, call_id = request.tool_call["name"], self._make_call_id(request)
 
-        def encode(value: Any) -> CallResult:
+        def encode(value: Any) -> GraphCallResult:
             return encode_result(self._serde, call_id, name, value)
 
-        def explain(text: str) -> CallResult:
+        def explain(text: str) -> GraphCallResult:
             return encode(ToolMessage(text, name=name, tool_call_id=request.tool_call["id"], status="error"))
 
-        def reconcile(value: Any) -> CallResult:
+        def reconcile(value: Any) -> GraphCallResult:
             content = value if isinstance(value, str) else to_json_value(value, "the result of a call")
             return encode(ToolMessage(content, name=name, tool_call_id=request.tool_call["id"]))
 
@@ -269,7 +269,7 @@ class NodeCalls:
             refuse_removed(policy, self._context.run_id, "tool", removed)
 
 
-def encode_result(serde: SerializerProtocol, call_id: str, tool: str, value: Any) -> CallResult:
+def encode_result(serde: SerializerProtocol, call_id: str, tool: str, value: Any) -> GraphCallResult:
     """Return what a `ToolNode` gets for a call as an entry.
 
     Raises:
@@ -281,7 +281,7 @@ def encode_result(serde: SerializerProtocol, call_id: str, tool: str, value: Any
         raise PayloadError(f"the result of {tool} cannot be stored: {exc}") from exc
     error = isinstance(value, ToolMessage) and value.status == "error"
     text = str(value.text) if isinstance(value, ToolMessage) else None
-    return CallResult(call_id=call_id, tool=tool, content=text, error=error, type=type_, body=body)
+    return GraphCallResult(call_id=call_id, tool=tool, content=text, error=error, type=type_, body=body)
 
 
 def _answer_interrupts(request: ToolCallRequest, answers: list[Any], count: Callable[[], int]) -> None:
@@ -303,7 +303,7 @@ def _get_task(request: ToolCallRequest) -> str:
 
 
 def _is_error(result: Any) -> bool:
-    return isinstance(result, CallResult) and result.error
+    return isinstance(result, GraphCallResult) and result.error
 
 
 async def record_tool_call(request: ToolCallRequest, execute: Execute) -> Any:

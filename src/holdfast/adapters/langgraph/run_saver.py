@@ -14,10 +14,9 @@ from langgraph.pregel import Pregel
 from holdfast.adapters.langgraph.deploys import SENDS
 from holdfast.adapters.langgraph.entries import CheckpointRows, ReplyEntry, make_batch
 from holdfast.adapters.langgraph.saver import HoldfastSaver
-from holdfast.adapters.langgraph.saver.batch import RowBatch
-from holdfast.adapters.langgraph.saver.database import SaverDatabase
-from holdfast.adapters.langgraph.saver.requests import WriteRequest, get_thread
-from holdfast.adapters.langgraph.saver.schema import make_schema
+from holdfast.adapters.langgraph.saver.row_batch import PutRequest, RowBatch, get_thread
+from holdfast.adapters.langgraph.saver.saver_database import SaverDatabase
+from holdfast.adapters.langgraph.saver.saver_schema import make_schema
 from holdfast.core.execution.native_loop import make_prompt_message
 from holdfast.core.execution.step import StepContext
 from holdfast.core.run.messages import Usage
@@ -40,7 +39,7 @@ class RunDatabase(SaverDatabase):
         batch = make_batch(self._context.run_id, (entry for entry in history if isinstance(entry, CheckpointRows)))
         await self._tables.transaction(batch.insert)
 
-    async def write(self, request: WriteRequest) -> None:
+    async def write(self, request: PutRequest) -> None:
         """Add the request to the tables and to the history, which the next save stores."""
         batch = RowBatch(self._cache)
 

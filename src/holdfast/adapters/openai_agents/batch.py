@@ -10,8 +10,8 @@ from agents.tool_context import ToolContext
 from agents.util._approvals import evaluate_function_tool_approval
 from openai.types.responses import ResponseFunctionToolCall
 
-from holdfast.adapters.openai_agents.function_calls import Call, FunctionCall, HandoffCall, HoldfastCall
-from holdfast.adapters.openai_agents.message_codec import Reply, ToolOutput
+from holdfast.adapters.openai_agents.function_calls import FunctionCall, HandoffCall, HoldfastCall, SDKCall
+from holdfast.adapters.openai_agents.message_codec import SDKReply, ToolOutput
 from holdfast.adapters.tool_policies import ONCE, PURE, ToolPolicies, find_policy
 from holdfast.core.agents.tool import Tool as HoldfastTool
 from holdfast.core.agents.tool import ToolPolicy
@@ -49,12 +49,12 @@ def _get_original(wrapped: Any, invoker: Any) -> Any:
     return invoker.original if isinstance(invoker, _Recorded) else wrapped
 
 
-class Batch:
+class SDKBatch:
     """Makes the calls of the open reply. One object serves a conversation, reply after reply."""
 
     def __init__(self, context: StepContext, policies: ToolPolicies, sdk_context: RunContextWrapper[Any]) -> None:
         self._context, self._policies, self._sdk_context = context, policies, sdk_context
-        self._calls: dict[str, Call] = {}
+        self._calls: dict[str, SDKCall] = {}
         #: Results of a reply that an earlier process has answered, by call id.
         self._final_outputs: dict[str, ToolOutput] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -81,7 +81,7 @@ class Batch:
             await self._context.calls.announce(list(self._calls.values()))
 
     async def resume(
-        self, reply: Reply, items: Sequence[ResponseFunctionToolCall], kit: Toolkit, agent: Agent[Any]
+        self, reply: SDKReply, items: Sequence[ResponseFunctionToolCall], kit: Toolkit, agent: Agent[Any]
     ) -> None:
         """Announce the calls of a reply that an earlier process has recorded."""
         self._calls = self._make_calls(items, kit)
@@ -100,8 +100,8 @@ class Batch:
         """Return these results: an earlier process has made all calls of the reply."""
         self._final_outputs = final_outputs
 
-    def _make_calls(self, items: Sequence[ResponseFunctionToolCall], kit: Toolkit) -> dict[str, Call]:
-        calls: dict[str, Call] = {}
+    def _make_calls(self, items: Sequence[ResponseFunctionToolCall], kit: Toolkit) -> dict[str, SDKCall]:
+        calls: dict[str, SDKCall] = {}
         for item in items:
             if item.call_id in calls:
                 raise InvalidReply(f"two tool calls of one reply share the id {item.call_id}")
@@ -113,7 +113,7 @@ class Batch:
         item: ResponseFunctionToolCall,
         tool: FunctionTool | HoldfastTool | None,
         handoff: Handoff[Any, Any] | None,
-    ) -> Call:
+    ) -> SDKCall:
         if isinstance(tool, HoldfastTool):
             return HoldfastCall(item, tool, self._context.run)
         if tool is not None:
@@ -125,7 +125,7 @@ class Batch:
             return HandoffCall(
                 item, made.original, find_policy(self._policies, handoff.tool_name, None, default=made.policy)
             )
-        return Call(item, PURE)
+        return SDKCall(item, PURE)
 
     def _count_nested_usage(self) -> None:
         """Count what agents within tools have used. The SDK adds it to the usage in the context of the run."""
@@ -139,7 +139,7 @@ class Batch:
         if nested.requests > 0:
             self._context.add_usage(nested)
 
-    def _check_missing_tools(self, reply: Reply, kit: Toolkit) -> None:
+    def _check_missing_tools(self, reply: SDKReply, kit: Toolkit) -> None:
         """Apply the agent's policy to a saved reply that asks for tools which a deploy has removed."""
         done = {*reply.unknown, *self._context.state.results}
         missing = [call.tool for call in self._calls.values() if call.tool not in kit and call.call_id not in done]
@@ -168,8 +168,8 @@ class Batch:
         wrapped = copy.copy(tool)
         wrapped.on_invoke_tool = _Recorded(tool, self.invoke_tool)
         wrapped.timeout_seconds = None  # the timeout holds within the recorded call
-        has_approvals = tool.needs_approval or find_policy(self._policies, tool.name, tool).approval is not False
-        wrapped.needs_approval = self.needs_approval if has_approvals else False
+        # An approval that a policy asks for is awaited within the recorded call.
+        wrapped.needs_approval = False if tool.needs_approval is False else self.needs_approval
         return wrapped
 
     def make_function_tool(self, tool: HoldfastTool) -> FunctionTool:
@@ -217,7 +217,7 @@ class Batch:
         call.bind(context, arguments)
         return call.get_target(await self._make(call))
 
-    async def _make(self, call: Call) -> ToolOutput:
+    async def _make(self, call: SDKCall) -> ToolOutput:
         """Make a call in a task of its own, which continues if the SDK cancels the call because another one waits."""
         task = asyncio.create_task(self._context.calls.try_execute(call))
         self._tasks.add(task)

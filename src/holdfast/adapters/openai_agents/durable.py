@@ -14,7 +14,7 @@ from holdfast.adapters.openai_agents.history import forget_active_agent
 from holdfast.adapters.openai_agents.message_codec import (
     CODEC,
     Input,
-    Reply,
+    SDKReply,
     ToolOutput,
     list_call_items,
     make_output,
@@ -49,7 +49,7 @@ class OpenAIAgentsLoop:
 
     def pending_calls(self, history: Sequence[Any]) -> Sequence[PendingCall]:
         last = history[-1] if history else None
-        if not isinstance(last, Reply):
+        if not isinstance(last, SDKReply):
             return ()
         return [
             PendingCall(call_id=call["call_id"], tool=call["name"], arguments=parse_arguments(call["arguments"]))

@@ -26,7 +26,7 @@ _DECORATED = "__agents_bind_function_tool__"
 _SYNC = "__agents_sync_function_tool__"
 
 
-class Call:
+class SDKCall:
     """A call that a reply asks for. Without a tool it cannot be made."""
 
     def __init__(self, item: ResponseFunctionToolCall, policy: ToolPolicy) -> None:
@@ -53,7 +53,7 @@ class Call:
         return isinstance(result, ToolOutput) and result.error
 
 
-class FunctionCall(Call):
+class FunctionCall(SDKCall):
     """A call of a function tool."""
 
     def __init__(
@@ -150,7 +150,7 @@ def _let_errors_pass(tool: FunctionTool) -> FunctionTool:
     return bare
 
 
-class HoldfastCall(Call):
+class HoldfastCall(SDKCall):
     """A call of a tool of holdfast, such as another agent or a skill."""
 
     def __init__(self, item: ResponseFunctionToolCall, tool: Tool, run: RunExecution) -> None:
@@ -185,7 +185,7 @@ class HoldfastCall(Call):
         return returned if isinstance(returned, Deferred) else self.reconciled_result(returned)
 
 
-class HandoffCall(Call):
+class HandoffCall(SDKCall):
     """A handoff to another agent. Its result is the text that the SDK gives to the model for it."""
 
     def __init__(self, item: ResponseFunctionToolCall, handoff: Handoff[Any, Any], policy: ToolPolicy) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from agents import Agent, FunctionTool, Handoff, Model, RunContextWrapper, Tool, handoff
 from agents.tool import ApplyPatchTool, ComputerTool, CustomTool, LocalShellTool, ShellTool
 
-from holdfast.adapters.openai_agents.batch import Batch
+from holdfast.adapters.openai_agents.batch import SDKBatch
 from holdfast.adapters.openai_agents.model import ModelRecorder
 from holdfast.adapters.tool_policies import ONCE, PURE, ToolPolicies, find_policy
 from holdfast.core.agents.tool import Tool as HoldfastTool
@@ -94,7 +94,7 @@ class ExecutedAgents:
     def __init__(
         self,
         graph: AgentGraph,
-        batch: Batch,
+        batch: SDKBatch,
         recorder: ModelRecorder,
         *,
         extra_tools: Sequence[HoldfastTool],

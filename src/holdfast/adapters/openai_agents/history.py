@@ -8,7 +8,7 @@ from agents import ModelResponse
 from holdfast.adapters.openai_agents.message_codec import (
     Final,
     Input,
-    Reply,
+    SDKReply,
     ToolOutput,
     list_call_items,
     make_response,
@@ -39,13 +39,13 @@ class SDKHistory:
         """
         self._context, self._history = context, context.state.history
         in_turn = self._history[self._history.turn_start :]
-        replies = [message for message in in_turn if isinstance(message, Reply)]
+        replies = [message for message in in_turn if isinstance(message, SDKReply)]
         self._repeats = RepeatCounter(map(_list_signatures, replies))
         #: Results that an earlier process has found to be the output, by call id.
         self.final_outputs: dict[str, ToolOutput] = {}
         place = None if answered else self._find_open_reply()
         #: The reply that ends the history: a call has no result, or it is the answer.
-        self.open_reply: Reply | None = None if place is None else self._history[place]
+        self.open_reply: SDKReply | None = None if place is None else self._history[place]
         #: Whether the step of every reply was finished. If compaction removed replies, it counts as finished.
         self.is_last_step_counted = len(replies) <= context.state.phase_steps
         #: Whether the results of the first reply to the prompt are recorded.
@@ -58,11 +58,11 @@ class SDKHistory:
     def _find_open_reply(self) -> int | None:
         """Return the place of the reply with which the conversation continues."""
         last = self._history[-1] if self._history else None
-        if isinstance(last, Reply):
+        if isinstance(last, SDKReply):
             return len(self._history) - 1
         if not isinstance(last, Final):
             return None
-        place = max(index for index, message in enumerate(self._history) if isinstance(message, Reply))
+        place = max(index for index, message in enumerate(self._history) if isinstance(message, SDKReply))
         outputs = [message for message in self._history[place:] if isinstance(message, ToolOutput)]
         self.final_outputs = {output.call_id: output for output in outputs}
         return place
@@ -79,12 +79,12 @@ class SDKHistory:
         """Record the agent that asks for the next reply. The next save contains it."""
         self._context.state.annotations[_AGENT_KEY] = name
 
-    def add_reply(self, reply: Reply, response: ModelResponse) -> None:
+    def add_reply(self, reply: SDKReply, response: ModelResponse) -> None:
         """Record a reply of the model."""
         self._history.append(reply)
         self._last_response = response
 
-    def check_repeats(self, reply: Reply) -> None:
+    def check_repeats(self, reply: SDKReply) -> None:
         """Count a reply.
 
         Raises:
@@ -94,7 +94,7 @@ class SDKHistory:
         if self._repeats.count(_list_signatures(reply)) > bound:
             raise RepeatedToolCalls(self._context.run_id, list_call_items(reply.output)[0]["name"], bound)
 
-    def replay_reply(self, reply: Reply) -> ModelResponse:
+    def replay_reply(self, reply: SDKReply) -> ModelResponse:
         """Return the response of a reply that is in the history."""
         response = make_response(reply)
         self._last_response, self.open_reply = response, None
@@ -163,5 +163,5 @@ def forget_active_agent(state: RunState) -> None:
     state.annotations.pop(_AGENT_KEY, None)
 
 
-def _list_signatures(reply: Reply) -> list[tuple[str, Any]]:
+def _list_signatures(reply: SDKReply) -> list[tuple[str, Any]]:
     return [(call["name"], call["arguments"]) for call in list_call_items(reply.output)]

@@ -31,7 +31,7 @@ class Input(_Message, frozen=True, kw_only=True, tag="input"):
     includes_reply: bool = False
 
 
-class Reply(_Message, frozen=True, kw_only=True, tag="reply"):
+class SDKReply(_Message, frozen=True, kw_only=True, tag="reply"):
     """A response of the model."""
 
     #: The agent that asked for it.
@@ -58,7 +58,7 @@ class Final(_Message, frozen=True, kw_only=True, tag="final"):
     """The results of the last reply are the output of the run: the model is not asked again."""
 
 
-Message = Input | Reply | ToolOutput | Final
+Message = Input | SDKReply | ToolOutput | Final
 
 
 class AgentsCodec(JsonCodec):
@@ -74,7 +74,7 @@ class AgentsCodec(JsonCodec):
 CODEC = AgentsCodec(Message)
 
 
-def make_reply(agent: str, response: ModelResponse, unknown: Sequence[str]) -> Reply:
+def make_reply(agent: str, response: ModelResponse, unknown: Sequence[str]) -> SDKReply:
     """Return a response as plain data.
 
     Raises:
@@ -84,7 +84,7 @@ def make_reply(agent: str, response: ModelResponse, unknown: Sequence[str]) -> R
         output = [_dump_item(item) for item in response.output]
     except (PydanticSerializationError, TypeError, ValueError) as exc:
         raise PayloadError(f"the reply of the model cannot be stored: {exc}") from exc
-    return Reply(
+    return SDKReply(
         agent=agent,
         output=to_json_value(output, "the reply of the model"),
         usage=_dump_usage(response.usage),
@@ -94,7 +94,7 @@ def make_reply(agent: str, response: ModelResponse, unknown: Sequence[str]) -> R
     )
 
 
-def make_response(reply: Reply) -> ModelResponse:
+def make_response(reply: SDKReply) -> ModelResponse:
     """Return the response that was recorded.
 
     Raises:
@@ -146,7 +146,7 @@ def list_call_items(items: Sequence[Any]) -> list[dict[str, Any]]:
     return [item for item in items if item.get("type") == "function_call"]
 
 
-def get_text(reply: Reply) -> str:
+def get_text(reply: SDKReply) -> str:
     """Return the text of a reply."""
     parts = [part for item in reply.output if item.get("type") == "message" for part in item.get("content", ())]
     return "".join(part.get("text") or part.get("refusal") or "" for part in parts)
@@ -214,7 +214,7 @@ def to_input_items(messages: Sequence[Any]) -> list[Any]:
             items.extend(message.items)
         elif isinstance(message, ToolOutput):
             items.append(to_input_item(message))
-        elif isinstance(message, Reply):
+        elif isinstance(message, SDKReply):
             following = messages[index + 1] if index + 1 < len(messages) else None
             if not (isinstance(following, Input) and following.includes_reply):
                 items.extend(make_response(message).to_input_items())

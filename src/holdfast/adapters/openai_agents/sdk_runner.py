@@ -20,10 +20,10 @@ from agents import (
 )
 from agents.run_config import CallModelData, ModelInputData
 
-from holdfast.adapters.openai_agents.batch import Batch, Toolkit
+from holdfast.adapters.openai_agents.batch import SDKBatch, Toolkit
 from holdfast.adapters.openai_agents.handoffs import AgentGraph, ExecutedAgents
 from holdfast.adapters.openai_agents.history import SDKHistory
-from holdfast.adapters.openai_agents.message_codec import Reply, get_text, list_calls, load_usage, make_reply
+from holdfast.adapters.openai_agents.message_codec import SDKReply, get_text, list_calls, load_usage, make_reply
 from holdfast.adapters.openai_agents.model import Ask, ModelRecorder
 from holdfast.adapters.tool_policies import ToolPolicies
 from holdfast.core.agents.tool_context import _CURRENT_CALL
@@ -59,11 +59,11 @@ class SDKRunner:
             answered: the conversation ends with an answer, and continues with messages that were sent to the run.
         """
         self._context, self._options = context, options
-        self._transcript = SDKHistory(context, answered=answered)
+        self._history = SDKHistory(context, answered=answered)
         self._sdk_context = RunContextWrapper(user_context, usage=self._load_usage())
-        self._batch = Batch(context, options.tools, self._sdk_context)
+        self._batch = SDKBatch(context, options.tools, self._sdk_context)
         self._recorder = ModelRecorder(self, context if options.stream else None)
-        self._skips_guardrails = answered or self._transcript.has_first_results
+        self._skips_guardrails = answered or self._history.has_first_results
         self._agents = ExecutedAgents(
             graph,
             self._batch,
@@ -80,7 +80,7 @@ class SDKRunner:
 
     def _load_usage(self) -> Usage:
         """Return the usage of the run without the open reply, which the SDK counts again."""
-        used, reply = self._context.state.own_usage, self._transcript.open_reply
+        used, reply = self._context.state.own_usage, self._history.open_reply
         again = reply.usage if reply is not None else {}
         names = ("requests", "input_tokens", "output_tokens", "reasoning_tokens")
         return load_usage({name: getattr(used, name) - again.get(name, 0) for name in names})
@@ -108,16 +108,16 @@ class SDKRunner:
                 "hosted MCP tools need on_approval_request"
             )
         if self._has_open_step:
-            self._transcript.add_final_results()
+            self._history.add_final_results()
             await self._end_step()
         return result.final_output
 
     async def _run_sdk(self) -> RunResult:
-        agent = self._agents.get(self._transcript.active_agent)
+        agent = self._agents.get(self._history.active_agent)
         try:
             return await Runner.run(
                 agent,
-                self._transcript.items,
+                self._history.items,
                 context=self._sdk_context,  # the SDK takes a wrapper for the context in it
                 max_turns=None,
                 hooks=self._options.hooks,
@@ -162,17 +162,17 @@ class SDKRunner:
         return await filtered if inspect.isawaitable(filtered) else filtered
 
     async def _prepare_request(self, data: CallModelData[Any]) -> None:
-        transcript, self._agent = self._transcript, data.agent
-        transcript.read_sdk_items(data.model_data.input)
-        if transcript.open_reply is not None:
+        history, self._agent = self._history, data.agent
+        history.read_sdk_items(data.model_data.input)
+        if history.open_reply is not None:
             return  # an earlier process has asked the model
-        transcript.set_active_agent(data.agent.name)
+        history.set_active_agent(data.agent.name)
         if self._has_open_step:
             await self._end_step()
-        steered = await self._context.begin_step(transcript.compact if self._context.profile.compact else None)
+        steered = await self._context.begin_step(history.compact if self._context.profile.compact else None)
         if steered:
-            transcript.add_messages(steered)
-        data.model_data.input = list(transcript.items)
+            history.add_messages(steered)
+        data.model_data.input = list(history.items)
 
     async def _end_step(self) -> None:
         self._has_open_step = False
@@ -188,23 +188,23 @@ class SDKRunner:
             return await self._ask_within_tool(ask, model)
         try:
             kit = Toolkit(tools, handoffs)
-            if self._transcript.open_reply is not None:
-                return await self._replay_reply(self._transcript.open_reply, kit)
+            if self._history.open_reply is not None:
+                return await self._replay_reply(self._history.open_reply, kit)
             return await self._request_reply(ask, model, kit)
         except Exception as exc:
             self._error = exc
             raise
 
-    async def _replay_reply(self, reply: Reply, kit: Toolkit) -> ModelResponse:
-        transcript, batch = self._transcript, self._batch
-        response = transcript.replay_reply(reply)
-        if transcript.final_outputs:
-            batch.reopen(transcript.final_outputs)
+    async def _replay_reply(self, reply: SDKReply, kit: Toolkit) -> ModelResponse:
+        history, batch = self._history, self._batch
+        response = history.replay_reply(reply)
+        if history.final_outputs:
+            batch.reopen(history.final_outputs)
         elif calls := list_calls(response):
             assert self._agent is not None, "the SDK prepares the input before it asks for a reply"
             await batch.resume(reply, calls, kit, self._agent)
             self._has_open_step = True
-        elif not transcript.is_last_step_counted:
+        elif not history.is_last_step_counted:
             await self._end_step()
         return response
 
@@ -216,9 +216,9 @@ class SDKRunner:
         unknown = [call.call_id for call in calls if call.name not in kit]
         reply = make_reply(self._agent.name, response, unknown)
         self._count(model, response.usage)
-        self._transcript.add_reply(reply, response)
+        self._history.add_reply(reply, response)
         await self._context.emit_reply(get_text(reply))
-        self._transcript.check_repeats(reply)
+        self._history.check_repeats(reply)
         if calls:
             self._has_open_step = True
             await self._batch.open()

@@ -119,13 +119,13 @@ def runs_in_thread(ctx: RunContext[Any], name: str) -> bool:
     return getattr(tool, "is_async", True) is False
 
 
-class Batch:
+class PydanticAIBatch:
     """Makes the calls of the open reply. One object serves a conversation, reply after reply."""
 
     def __init__(
         self,
         context: StepContext,
-        adapter_state: Counters,
+        counters: Counters,
         policies: ToolPolicies,
         final_results: Mapping[str, ModelRequest],
     ) -> None:
@@ -134,9 +134,9 @@ class Batch:
         Args:
             final_results: results in the conversation, of a reply that an earlier process has answered.
         """
-        self._context, self._adapter_state, self._policies, self._final_results = (
+        self._context, self._counters, self._policies, self._final_results = (
             context,
-            adapter_state,
+            counters,
             policies,
             final_results,
         )
@@ -149,12 +149,9 @@ class Batch:
         unknown = [call.call_id for call in self._calls.values() if call.definition is None]
         if resumed:
             self._check_missing_tools(unknown)
-            if older := self._adapter_state.take_deferred():
-                self.deferred.upgrade(older)
-                self._adapter_state.write_to(self._context.state)
         elif unknown:
-            self._adapter_state.unknown_calls = unknown
-            self._adapter_state.write_to(self._context.state)
+            self._counters.unknown_calls = unknown
+            self._counters.write_to(self._context.state)
         if self._calls:
             not_started = [call.call_id for call in self._calls.values() if self._is_not_started(call)]
             await self._context.calls.announce(list(self._calls.values()), resumed=resumed, not_started=not_started)
@@ -179,14 +176,14 @@ class Batch:
 
     def _is_not_started(self, call: OpenCall) -> bool:
         waits = call.starts_later or self._context.waits.get(call.call_id) is not None
-        return waits and call.call_id not in self._adapter_state.started
+        return waits and call.call_id not in self._counters.started
 
     def _check_missing_tools(self, unknown: Sequence[str]) -> None:
         """Apply the agent's policy to a saved reply that asks for tools which a deploy has removed."""
         missing = [
             self._calls[call_id].part.tool_name
             for call_id in unknown
-            if call_id not in self._adapter_state.unknown_calls and call_id not in self._context.state.results
+            if call_id not in self._counters.unknown_calls and call_id not in self._context.state.results
         ]
         policy = self._context.profile.missing_tools
         if missing and policy == "defer":
@@ -219,7 +216,7 @@ class Batch:
     def _check_approval(self, call: OpenCall) -> None:
         """Raise `ApprovalRequired` for a call that needs an approval: `DurableCapability` then looks for the answer."""
         wait = self._context.waits.get(call.call_id)
-        if wait is None and call.call_id not in self._adapter_state.started:
+        if wait is None and call.call_id not in self._counters.started:
             if call.policy.request_approval(call.arguments) is None:
                 return
             wait = self.deferred.add_approval(call)
@@ -265,25 +262,25 @@ class Batch:
     def _record_approval(self, call: OpenCall, error: ApprovalRequired) -> None:
         """Record that the tool wants an approval: the call counts as never started."""
         self.deferred.add_approval(call, error.metadata)
-        state = self._adapter_state
+        state = self._counters
         state.started = [call_id for call_id in state.started if call_id != call.call_id]
         state.write_to(self._context.state)
 
     async def _mark_started(self, call: OpenCall) -> None:
         """Record that the call starts: it is in doubt until its result is recorded. Durable before it starts."""
-        if call.call_id in self._adapter_state.started:
+        if call.call_id in self._counters.started:
             return
-        self._adapter_state.started.append(call.call_id)
-        self._adapter_state.write_to(self._context.state)
+        self._counters.started.append(call.call_id)
+        self._counters.write_to(self._context.state)
         if call.effect is Effect.ONCE:
             await self._context.run.save(must_succeed=True)
 
     def count_usage(self) -> None:
         """Add pydantic-ai's usage since the last count to the run's."""
-        used = self._adapter_state.take_usage()
+        used = self._counters.take_usage()
         if used is not None:
             self._context.add_usage(used)
-            self._adapter_state.write_to(self._context.state)
+            self._counters.write_to(self._context.state)
 
     # -- all answered -------------------------------------------------------------------------------------------
 
@@ -305,7 +302,7 @@ class Batch:
                 messages.append(result)
                 loose = []
         self._calls = self.deferred.calls = {}
-        self._adapter_state.end_batch()
+        self._counters.end_batch()
         return [*messages, *_make_requests(loose)]
 
 

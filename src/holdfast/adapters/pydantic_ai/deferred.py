@@ -9,14 +9,7 @@ from pydantic_ai.messages import ToolCallPart
 from pydantic_ai.tools import ToolApproved, ToolDenied
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from holdfast.adapters.pydantic_ai.history import Deferral
-from holdfast.adapters.pydantic_ai.tool_results import (
-    RESOLUTION,
-    ToolResultBuilder,
-    get_return_part,
-    has_mark,
-    parse_approval,
-)
+from holdfast.adapters.pydantic_ai.tool_results import ToolResultBuilder
 from holdfast.adapters.pydantic_ai.toolset import OpenCall
 from holdfast.core.errors import PayloadError
 from holdfast.core.execution.step import StepContext
@@ -108,25 +101,6 @@ class DeferredCalls:
         reason = add_reason(ApprovalRequest(), lowered).reason
         return self._waits.add(self._context.calls.make_context(call), "result", reason=reason, metadata=lowered)
 
-    def upgrade(self, deferrals: Mapping[str, Deferral]) -> None:
-        """Turn the deferrals of a run that an older version has parked into waits, with the answer if there is one."""
-        results = self._context.state.results
-        for call_id, deferral in deferrals.items():
-            call, result = self.calls.get(call_id), results.get(call_id)
-            if call is None:
-                continue
-            is_approval = deferral.kind == "approval"
-            wait = (self.add_approval if is_approval else self._add_external)(call, deferral.metadata)
-            if result is None:
-                continue
-            if not has_mark(result, RESOLUTION):
-                self._waits.set_decision(wait, Decision(kind="approve"))  # it was made
-                continue
-            del results[call_id]
-            content = get_return_part(result).content
-            decision = _parse_approval(content) if is_approval else Decision(kind="value", value=content)
-            self._waits.set_decision(wait, decision)
-
 
 def dump_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """Return the metadata of a call that waits as plain data.
@@ -155,10 +129,3 @@ def _make_call_result(wait: WaitingCall, decision: Decision) -> Any:
         case "expire":
             return ToolFailed(format_expiry(wait))
     return decision.value
-
-
-def _parse_approval(content: Any) -> Decision:
-    answer = parse_approval(content)
-    if isinstance(answer, ToolDenied):
-        return Decision(kind="deny", comment=answer.message)
-    return Decision(kind="approve", arguments=answer.override_args)

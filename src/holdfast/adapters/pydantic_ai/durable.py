@@ -12,7 +12,7 @@ from pydantic_ai.agent import AbstractAgent
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ToolCallPart, ToolReturnPart
 from pydantic_ai.usage import RunUsage, UsageLimits
 
-from holdfast.adapters.pydantic_ai.batch import Batch
+from holdfast.adapters.pydantic_ai.batch import PydanticAIBatch
 from holdfast.adapters.pydantic_ai.graph_runner import DurableCapability, GraphRunner, StreamingDurableCapability
 from holdfast.adapters.pydantic_ai.history import Counters, PydanticAIHistory, make_steering_parts
 from holdfast.adapters.pydantic_ai.message_codec import CODEC, dump_parts, load_prompt, make_output_codec
@@ -121,17 +121,17 @@ class PydanticAILoop:
             await context.model_retries.on_error(error)
 
     async def _run_once(self, context: StepContext) -> Any:
-        adapter_state, transcript = Counters(context.state), PydanticAIHistory(context)
-        if not transcript.has_started:
-            adapter_state.start_turn() if context.run.info.conversation else adapter_state.start_phase()
-        batch = Batch(context, adapter_state, self._options.tools, transcript.final_results())
+        counters, history = Counters(context.state), PydanticAIHistory(context)
+        if not history.has_started:
+            counters.start_turn() if context.run.info.conversation else counters.start_phase()
+        batch = PydanticAIBatch(context, counters, self._options.tools, history.final_results())
         capability = StreamingDurableCapability if self._options.stream else DurableCapability
         runner: GraphRunner | None = None
         try:
             async with AsyncExitStack() as stack:
-                run = await self._start_run(context, transcript, adapter_state.usage, stack)
-                capability.install(run, context, transcript, batch, adapter_state)
-                runner = GraphRunner(context, run, transcript, batch, adapter_state)
+                run = await self._start_run(context, history, counters.usage, stack)
+                capability.install(run, context, history, batch, counters)
+                runner = GraphRunner(context, run, history, batch, counters)
                 output = await runner.run()
         except Exception as exc:
             if runner is not None and exc is runner.request_error:
@@ -144,14 +144,14 @@ class PydanticAILoop:
         return output
 
     async def _start_run(
-        self, context: StepContext, transcript: PydanticAIHistory, usage: RunUsage, stack: AsyncExitStack
+        self, context: StepContext, history: PydanticAIHistory, usage: RunUsage, stack: AsyncExitStack
     ) -> AgentRun[Any, Any]:
-        begins = not transcript.has_started
+        begins = not history.has_started
         toolsets = [make_toolset(context.profile.tools, context.run)] if context.profile.tools else None
         return await stack.enter_async_context(
             self._agent.iter(
                 load_prompt(context.prompt) if begins else None,
-                message_history=transcript.messages or await self._load_initial_history(context),
+                message_history=history.messages or await self._load_initial_history(context),
                 deps=await self._make_deps(context.run.info, stack),
                 instructions=context.profile.instructions or None,
                 usage=usage,

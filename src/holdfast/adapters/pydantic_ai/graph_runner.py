@@ -25,7 +25,7 @@ from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.tools import ToolDefinition
 from pydantic_graph import End
 
-from holdfast.adapters.pydantic_ai.batch import Batch
+from holdfast.adapters.pydantic_ai.batch import PydanticAIBatch
 from holdfast.adapters.pydantic_ai.history import Counters, PydanticAIHistory, get_open_parts, make_steering_parts
 from holdfast.adapters.pydantic_ai.message_codec import load_prompt
 from holdfast.core.execution.step import StepContext
@@ -38,21 +38,21 @@ class GraphRunner:
         self,
         context: StepContext,
         run: AgentRun[Any, Any],
-        transcript: PydanticAIHistory,
-        batch: Batch,
-        adapter_state: Counters,
+        history: PydanticAIHistory,
+        batch: PydanticAIBatch,
+        counters: Counters,
     ) -> None:
         """Attach to `run`, with the counters of earlier attempts."""
-        self._context, self._run, self._transcript, self._batch, self._adapter_state = (
+        self._context, self._run, self._history, self._batch, self._counters = (
             context,
             run,
-            transcript,
+            history,
             batch,
-            adapter_state,
+            counters,
         )
         self._state, self._deps = run.ctx.state, run.ctx.deps
-        self._state.output_retries_used = adapter_state.output_retries
-        self._deps.prompt = load_prompt(context.prompt) if context.prompt else transcript.find_prompt()
+        self._state.output_retries_used = counters.output_retries
+        self._deps.prompt = load_prompt(context.prompt) if context.prompt else history.find_prompt()
         #: The unanswered reply that ends the saved conversation.
         self._resumed_reply: ModelResponse | None = None
         #: The error of a request to the model.
@@ -76,10 +76,10 @@ class GraphRunner:
     async def _start(self, node: Any) -> Any:
         following = await self._run.next(node)
         messages = self._state.message_history
-        if not self._transcript.has_started:
+        if not self._history.has_started:
             assert isinstance(following, ModelRequestNode), "a prompt makes a request"
-            await self._transcript.start(messages, following.request)
-        elif self._transcript.ends_with_reply:
+            await self._history.start(messages, following.request)
+        elif self._history.ends_with_reply:
             if not isinstance(following, CallToolsNode):
                 reply = messages[-1]
                 assert isinstance(reply, ModelResponse)
@@ -92,7 +92,7 @@ class GraphRunner:
         steered = await self._context.begin_step(functools.partial(self._prepare_request, node))
         if steered:
             node.request.parts = [*node.request.parts, *make_steering_parts(steered)]
-            self._transcript.add_request(node.request.parts[-len(steered) :])
+            self._history.add_request(node.request.parts[-len(steered) :])
         try:
             following = await self._run.next(node)
         except Exception as exc:
@@ -105,10 +105,10 @@ class GraphRunner:
     async def _prepare_request(self, node: ModelRequestNode[Any, Any]) -> None:
         """Record the request in the history, and compact the history if the agent says so."""
         if node.is_resuming_without_prompt:
-            self._transcript.mark_recorded(node.request.parts)  # some are new objects, such as dynamic prompts
+            self._history.mark_recorded(node.request.parts)  # some are new objects, such as dynamic prompts
         else:
-            self._transcript.add_request(node.request.parts)
-        shorter = await self._transcript.compact()
+            self._history.add_request(node.request.parts)
+        shorter = await self._history.compact()
         if shorter is not None:
             self._state.message_history[:], node.request = shorter
 
@@ -117,16 +117,16 @@ class GraphRunner:
         reply = following.model_response if isinstance(following, CallToolsNode) else last
         self._batch.count_usage()
         if isinstance(reply, ModelResponse):
-            self._transcript.add_reply(reply)
+            self._history.add_reply(reply)
             await self._context.emit_reply(reply.text or "")
         if isinstance(following, ModelRequestNode):  # a hook of the agent refused the reply
-            self._transcript.add_request(following.request.parts)
+            self._history.add_request(following.request.parts)
             await self._end_step()
 
     async def _execute_calls(self, node: CallToolsNode[Any, Any]) -> Any:
         reply, resumed = node.model_response, self._resumed_reply is node.model_response
         self._resumed_reply = None
-        self._adapter_state.restore_tool_retries(self._deps.tool_manager)
+        self._counters.restore_tool_retries(self._deps.tool_manager)
         await self._batch.open(self._deps.tool_manager, reply, resumed=resumed)
         following: Any = await self._run.next(node)
         over = isinstance(following, End)
@@ -134,8 +134,8 @@ class GraphRunner:
             self.has_waiting_calls = True
             return following
         parts = [*get_open_parts(self._state.message_history), *(() if over else following.request.parts)]
-        known = resumed and over and (self._transcript.has_output or not reply.tool_calls)
-        self._transcript.add_results(self._batch.close(parts), parts, final=over)
+        known = resumed and over and (self._history.has_output or not reply.tool_calls)
+        self._history.add_results(self._batch.close(parts), parts, final=over)
         if not known:
             await self._end_step()
         if over and self._context.has_messages:
@@ -143,8 +143,8 @@ class GraphRunner:
         return following
 
     async def _end_step(self) -> None:
-        self._adapter_state.record_retries(self._deps.tool_manager, self._state.output_retries_used)
-        self._adapter_state.write_to(self._context.state)
+        self._counters.record_retries(self._deps.tool_manager, self._state.output_retries_used)
+        self._counters.write_to(self._context.state)
         await self._context.end_step()
 
 
@@ -164,27 +164,27 @@ class DurableCapability(WrapperCapability[Any]):
         self,
         wrapped: AbstractCapability[Any],
         context: StepContext,
-        transcript: PydanticAIHistory,
-        batch: Batch,
-        adapter_state: Counters,
+        history: PydanticAIHistory,
+        batch: PydanticAIBatch,
+        counters: Counters,
     ) -> None:
         super().__init__(wrapped=wrapped)
-        self._context, self._transcript, self._batch, self._adapter_state = context, transcript, batch, adapter_state
+        self._context, self._history, self._batch, self._counters = context, history, batch, counters
 
     @classmethod
     def install(
         cls,
         run: AgentRun[Any, Any],
         context: StepContext,
-        transcript: PydanticAIHistory,
-        batch: Batch,
-        adapter_state: Counters,
+        history: PydanticAIHistory,
+        batch: PydanticAIBatch,
+        counters: Counters,
     ) -> Self:
         """Wrap the root capability of a run that has not begun."""
         deps = run.ctx.deps
         tools = deps.tool_manager
         assert tools.root_capability is deps.root_capability, "tools are called through the run's capabilities"
-        capability = cls(deps.root_capability, context, transcript, batch, adapter_state)
+        capability = cls(deps.root_capability, context, history, batch, counters)
         deps.root_capability = tools.root_capability = capability
         # Calls that wait end pydantic-ai's run, also if its output cannot be `DeferredToolRequests`: the agent's run
         # continues with their results.
@@ -198,7 +198,7 @@ class DurableCapability(WrapperCapability[Any]):
         # Recorded before history processors run. Messages that tools have queued join the request only in `wrapped`.
         queued = _get_queued_messages(ctx)
         await self._record_request([*request_context.messages, *queued] if queued else request_context.messages)
-        self._adapter_state.restore_tool_retries(ctx.tool_manager)
+        self._counters.restore_tool_retries(ctx.tool_manager)
         request_context = await self.wrapped.before_model_request(ctx, request_context)
         queued = _get_queued_messages(ctx)
         if queued and isinstance(request_context.messages[-1], ModelRequest):
@@ -207,7 +207,7 @@ class DurableCapability(WrapperCapability[Any]):
         return request_context
 
     async def _record_request(self, messages: Sequence[ModelMessage]) -> None:
-        if self._transcript.add_request(get_open_parts(messages)):
+        if self._history.add_request(get_open_parts(messages)):
             await self._context.run.save()
 
     async def on_model_request_error(

@@ -1,9 +1,8 @@
 """The run's history beside pydantic-ai's own list of messages, and the counters that survive a resume."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import TypeAdapter
 from pydantic_ai.messages import (
@@ -31,14 +30,6 @@ _ANNOTATION_KEY = "pydantic_ai"
 _USAGE_ADAPTER = TypeAdapter(RunUsage)
 
 
-@dataclass(frozen=True, slots=True)
-class Deferral:
-    """A call that waits, of a run that a version before the waiting runs has parked."""
-
-    kind: Literal["approval", "external"]
-    metadata: dict[str, Any] | None = None
-
-
 class Counters:
     """The adapter's state of one run. `write_to` puts changes into the run's state; the next save stores them."""
 
@@ -46,7 +37,6 @@ class Counters:
         kept: dict[str, Any] = state.annotations.get(_ANNOTATION_KEY, {})
         #: pydantic-ai's own count, which pydantic-ai updates in place.
         self.usage: RunUsage = _USAGE_ADAPTER.validate_python(kept["usage"]) if "usage" in kept else RunUsage()
-        self._deferred = {call: Deferral(**each) for call, each in kept.get("deferred", {}).items()}
         #: Calls that waited for an answer or for other calls, and were started.
         self.started: list[str] = list(kept.get("begun", ()))
         #: Calls of the open reply for which there is no tool.
@@ -83,12 +73,7 @@ class Counters:
 
     def end_batch(self) -> None:
         """Forget the calls of a reply that is answered."""
-        self._deferred, self.started, self.unknown_calls = {}, [], []
-
-    def take_deferred(self) -> dict[str, Deferral]:
-        """Return the deferred calls of a run of an older version, by id, and forget them."""
-        deferred, self._deferred = self._deferred, {}
-        return deferred
+        self.started, self.unknown_calls = [], []
 
     def record_retries(self, manager: ToolManager[Any], output_retries: int) -> None:
         """Record the retries of tools and output, which pydantic-ai counts per process."""

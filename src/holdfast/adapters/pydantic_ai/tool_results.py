@@ -6,9 +6,8 @@ pydantic-ai joins adjacent requests, so the model sees one.
 
 import functools
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Discriminator, TypeAdapter, ValidationError
 from pydantic_ai.exceptions import ToolFailedError, ToolRetryError
 from pydantic_ai.messages import (
     ModelMessage,
@@ -19,7 +18,7 @@ from pydantic_ai.messages import (
     ToolReturnPart,
     UserPromptPart,
 )
-from pydantic_ai.tools import ToolApproved, ToolDefinition, ToolDenied
+from pydantic_ai.tools import ToolDefinition, ToolDenied
 
 from holdfast.adapters.pydantic_ai.message_codec import CODEC
 from holdfast.core.errors import PayloadError
@@ -34,11 +33,6 @@ FINAL = "final"
 
 #: Can always be stored.
 _SCALARS = (str, int, float, bool, type(None))
-
-#: Requires the kind: an empty answer is no approval.
-_APPROVAL_ADAPTER: TypeAdapter[ToolApproved | ToolDenied] = TypeAdapter(
-    Annotated[ToolApproved | ToolDenied, Discriminator("kind")]
-)
 
 
 def make_marked_request(parts: list[ModelRequestPart], mark: str) -> ModelRequest:
@@ -77,9 +71,7 @@ class ToolResultBuilder:
         return ModelRequest(parts=[self._make_part(text, outcome="failed")])
 
     def make_resolution(self, content: Any, *, error: bool = False) -> ModelRequest:
-        """Return a person's resolution of the call: a result, an approval or a denial."""
-        if isinstance(content, ToolApproved | ToolDenied):
-            content = _APPROVAL_ADAPTER.dump_python(content, mode="json")
+        """Return a person's resolution of the call: its result."""
         return make_marked_request([self._make_part(content, outcome="failed" if error else "success")], RESOLUTION)
 
     def _make_part(self, content: Any, **options: Any) -> ToolReturnPart:
@@ -155,13 +147,3 @@ def _make_raiser(error: Exception) -> Callable[[], Any]:
 
 def _identity(value: Any) -> Any:
     return value
-
-
-def parse_approval(answer: Any) -> ToolApproved | ToolDenied:
-    """Parse a person's answer to a call that needs approval. Only `True` or an explicit approval approves it."""
-    if isinstance(answer, bool):
-        return ToolApproved() if answer else ToolDenied()
-    try:
-        return _APPROVAL_ADAPTER.validate_python(answer)
-    except ValidationError:
-        return ToolDenied(answer) if isinstance(answer, str) and answer else ToolDenied()

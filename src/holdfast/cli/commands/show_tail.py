@@ -29,7 +29,7 @@ from holdfast.runtime.reading import formatting
 from holdfast.runtime.reading.formatting import utc_now
 from holdfast.runtime.reading.run_attempts import Attempt, read_attempts
 from holdfast.runtime.reading.run_views import RunSummary, describe_run, summarize_run
-from holdfast.runtime.reading.transcript import Call, Transcript, TranscriptItem, read_record_waits
+from holdfast.runtime.reading.transcript import Call, Transcript, TranscriptItem, get_loop_name, read_record_waits
 from holdfast.runtime.streams.hub import EventHub
 
 _WAITING_STATES = ("needs approval", "needs result", "waiting")
@@ -50,7 +50,9 @@ def show(
     No agent's code is needed. With --app it also shows the effects of the tools.
     """
     stored, children, pick = asyncio.run(_load(store, run))
-    transcript = Transcript(get_tool_effects(load_agents(app).get(stored.record.agent_name)))
+    transcript = Transcript(
+        get_loop_name(stored.record), get_tool_effects(load_agents(app).get(stored.record.agent_name))
+    )
     items = transcript.read(stored.entries)
     transcript.close(stored.record)
     summary = summarize_run(stored.record)

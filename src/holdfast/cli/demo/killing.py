@@ -36,7 +36,7 @@ from holdfast.cli.opening import open_client, open_store
 from holdfast.cli.output import CommandError, Output
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.run_events import Event, StatusChanged, StepStarted, ToolCalled, ToolReturned
-from holdfast.runtime.reading.transcript import Transcript
+from holdfast.runtime.reading.transcript import Transcript, get_loop_name
 
 
 class StoreSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ class StoreSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_stored(cls, stored: StoredRun) -> "StoreSnapshot":
-        transcript = Transcript()
+        transcript = Transcript(get_loop_name(stored.record))
         items = transcript.read(stored.entries)
         recorded = frozenset(call.call_id for call in transcript.calls if call.state == "done")
         outcome = [item for item in items if item.kind == "outcome" and not item.error]

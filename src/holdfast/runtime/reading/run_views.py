@@ -18,7 +18,7 @@ from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import Usage
 from holdfast.runtime.operations.verdicts import PICK_AGENT
 from holdfast.runtime.reading.run_attempts import Attempt, read_attempts
-from holdfast.runtime.reading.transcript import Call, Transcript
+from holdfast.runtime.reading.transcript import Call, Transcript, get_loop_name
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,7 +219,7 @@ def summarize_run(record: RunRecord) -> RunSummary:
 
 def describe_run(stored: StoredRun) -> RunDetails:
     """Summarize a run and read its pending calls and its outcome."""
-    transcript = Transcript()
+    transcript = Transcript(get_loop_name(stored.record))
     transcript.read(stored.entries)
     transcript.close(stored.record)
     outcome = next(

@@ -13,17 +13,15 @@ from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.record import RunRecord
 from holdfast.core.execution.call_retries import RETRY_KEY
 from holdfast.core.execution.waits import read_decisions, read_waits
+from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import NO_USAGE, Reply, System, ToolCall, ToolResult, Usage, User
 from holdfast.core.run.state import PhaseOutput, StepTimes
 from holdfast.core.run.turns import TurnInput, TurnRecord
 from holdfast.core.run.waiting import Decision, WaitingCall, WaitKind
 
 #: Without a result: `running` if a live worker executes the run; `needs approval` or `needs result` if the call waits
-#: for an answer; `waiting` if it waits for a signal or a time; `resolved` if the answer is recorded and the run has not
-#: resumed; `open` if the run is terminal; else `in doubt`.
-CallState = Literal[
-    "done", "error", "running", "needs approval", "needs result", "waiting", "resolved", "in doubt", "open"
-]
+#: for an answer; `waiting` if it waits for a signal or a time; `open` if the run is terminal; else `in doubt`.
+CallState = Literal["done", "error", "running", "needs approval", "needs result", "waiting", "in doubt", "open"]
 
 _WAIT_STATES: dict[WaitKind, CallState] = {
     "approval": "needs approval",
@@ -99,14 +97,17 @@ class TranscriptItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 class Transcript:
     """Reads a run's entries in order and collects its calls. Can be continued with later entries."""
 
-    def __init__(self, effects: Mapping[str, str] | None = None) -> None:
-        """Start empty. `effects` are the known effects of the tools, by name."""
-        self._effects = effects or {}
+    def __init__(self, loop: str, effects: Mapping[str, str] | None = None) -> None:
+        """Start empty.
+
+        Args:
+            loop: of the run: see `get_loop_name`.
+            effects: the known effects of the tools, by name.
+        """
+        self._loop, self._effects = loop, effects or {}
         self.calls: list[Call] = []
         #: The latest call of each id: ids are unique only within a reply.
         self._calls_by_id: dict[str, Call] = {}
-        #: Ids of calls whose latest result is a person's resolution.
-        self._resolved: set[str] = set()
 
     def read(self, entries: Iterable[Entry]) -> list[TranscriptItem]:
         """Return the items of the next entries. ADOPT entries have none: they refer to earlier results."""
@@ -119,15 +120,6 @@ class Transcript:
 
     def close(self, record: RunRecord) -> None:
         """Set the state of the calls without a result, after the last entry."""
-        deferred = {} if record.is_terminal else _read_deferred_calls(record)
-        for call_id, deferral in deferred.items():
-            if (call := self._calls_by_id.get(call_id)) is None:
-                continue
-            call.metadata = deferral.metadata
-            if call_id in self._resolved:
-                call.state = "resolved"
-            elif call.state not in _ANSWERED_STATES:
-                call.state = "needs approval" if deferral.kind == "approval" else "needs result"
         self._close_waits(record)
         for call in self.unanswered:
             if call.state == "open" and not record.is_terminal:
@@ -183,7 +175,7 @@ class Transcript:
                 yield _read_turn(entry)
 
     def _read_message(self, seq: int, body: bytes, call_id: str = "") -> Iterator[TranscriptItem]:
-        messages = read_message(body)
+        messages = read_message(self._loop, body)
         if messages is None:
             yield self._read_unknown_message(seq, body, call_id)
             return
@@ -206,11 +198,10 @@ class Transcript:
                     calls=[self._record_call(each) for each in message.tool_calls],
                 )
             case ToolResult() | Resolution():
-                is_resolution = isinstance(message, Resolution)
-                self._record_result(message.call_id, message.content, error=message.error, is_resolution=is_resolution)
+                self._record_result(message.call_id, message.content, error=message.error)
                 return TranscriptItem(
                     seq=seq,
-                    kind="resolution" if is_resolution else "result",
+                    kind="resolution" if isinstance(message, Resolution) else "result",
                     call_id=message.call_id,
                     tool=message.tool,
                     content=message.content,
@@ -236,11 +227,9 @@ class Transcript:
         )
         self.calls.append(call)
         self._calls_by_id[call.call_id] = call
-        self._resolved.discard(call.call_id)
         return call
 
-    def _record_result(self, call_id: str, content: Any, *, error: bool = False, is_resolution: bool = False) -> None:
-        (self._resolved.add if is_resolution else self._resolved.discard)(call_id)
+    def _record_result(self, call_id: str, content: Any, *, error: bool = False) -> None:
         if call := self._calls_by_id.get(call_id):
             call.state = "error" if error else "done"
             call.result = content
@@ -286,28 +275,9 @@ def _read_annotations(record: RunRecord) -> dict[str, Any]:
     return annotations
 
 
-class _Deferral(msgspec.Struct, frozen=True):
-    """A call that waits for a person, as the pydantic-ai adapter stores it."""
-
-    kind: str
-    metadata: Any = None
-
-
-class _AdapterNotes(msgspec.Struct, frozen=True):
-    deferred: dict[str, _Deferral] = {}
-
-
-class _Annotations(msgspec.Struct, frozen=True):
-    pydantic_ai: _AdapterNotes = _AdapterNotes()
-
-
-class _ProgressNotes(msgspec.Struct, frozen=True):
-    notes: _Annotations = _Annotations()
-
-
-def _read_deferred_calls(record: RunRecord) -> Mapping[str, _Deferral]:
-    """Return the calls of a pydantic-ai run that wait for an answer, by id."""
+def get_loop_name(record: RunRecord) -> str:
+    """Return the name of the run's loop. Empty if only a newer holdfast can decode it."""
     try:
-        return decode(record.progress, _ProgressNotes).notes.pydantic_ai.deferred
-    except RecordDecodeError:  # of another format: its calls have no deferrals
-        return {}
+        return decode(record.info, RunInfo).loop
+    except RecordDecodeError:
+        return ""

@@ -32,7 +32,7 @@ from holdfast.core.run.run_events import (
 from holdfast.core.run.turns import TurnInput, TurnRecord
 from holdfast.core.run.waiting import Decision
 from holdfast.runtime.reading.run_views import present_status
-from holdfast.runtime.reading.transcript import Transcript, TranscriptItem, read_record_waits
+from holdfast.runtime.reading.transcript import Transcript, TranscriptItem, get_loop_name, read_record_waits
 
 _PATTERN = re.compile(r"([0-9a-f]{1,16})-([0-9]{1,18})-([0-9]{1,9})", re.ASCII)
 
@@ -92,15 +92,15 @@ def read_events(record: RunRecord, entries: Sequence[Entry], after: Cursor | Non
     A rewritten journal repeats the conversation. A reader that was there before gets it as one `HistoryRewritten`; a
     reader that begins gets its messages like any others.
     """
-    incarnation, position = get_incarnation(record.created_at), 0
+    incarnation, loop, position = get_incarnation(record.created_at), get_loop_name(record), 0
     while position < len(entries):
         entry, count = entries[position], 1
         if entry.kind is EntryKind.BEGIN and entry.seq > 0 and after is not None:
             count += _count_repeated(entries, position)
             repeated = entries[position : position + count]
-            events: list[Event] = [_read_rewrite(record.run_id, repeated)]
+            events: list[Event] = [_read_rewrite(record.run_id, loop, repeated)]
         else:
-            events = _read_entry(record.run_id, entry)
+            events = _read_entry(record.run_id, loop, entry)
         position += count
         seq = entries[position - 1].seq
         for index, event in enumerate(events):
@@ -119,12 +119,12 @@ def _count_repeated(entries: Sequence[Entry], position: int) -> int:
     return others + messages
 
 
-def _read_rewrite(run_id: str, entries: Sequence[Entry]) -> HistoryRewritten:
-    events = tuple(event for entry in entries for event in _read_entry(run_id, entry))
+def _read_rewrite(run_id: str, loop: str, entries: Sequence[Entry]) -> HistoryRewritten:
+    events = tuple(event for entry in entries for event in _read_entry(run_id, loop, entry))
     return HistoryRewritten(run_id=run_id, events=events)
 
 
-def _read_entry(run_id: str, entry: Entry) -> list[Event]:
+def _read_entry(run_id: str, loop: str, entry: Entry) -> list[Event]:
     """Return the events of one entry, without cursors."""
     if entry.kind is EntryKind.INPUT:
         return [_make_turn_start(run_id, decode(entry.body, TurnInput))]
@@ -135,7 +135,7 @@ def _read_entry(run_id: str, entry: Entry) -> list[Event]:
     events: list[Event] = []
     reasoning: list[str] = []
     # A new transcript for each entry: it would collect all calls of the run.
-    for item in Transcript().read([entry]):
+    for item in Transcript(loop).read([entry]):
         if item.kind == "thinking":
             reasoning.append(item.text)
         else:

@@ -19,7 +19,7 @@ for _module in pkgutil.iter_modules(__path__):
 
 # ruff: noqa: E402
 from holdfast.testing.adapter_suite.cases import CaseTests
-from holdfast.testing.adapter_suite.kills import KillTests
+from holdfast.testing.adapter_suite.kills import AdapterKillTests
 from holdfast.testing.adapter_suite.script import (
     FEATURES,
     INPUT_TOKENS,
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 
-class AdapterSuite(KillTests, CaseTests):
+class AdapterSuite(AdapterKillTests, CaseTests):
     """The promises of every adapter."""
 
     #: The import path of the driver, as `module:attribute`.

@@ -31,7 +31,7 @@ from holdfast.testing.crash import crash_everywhere
 IN_BATCH, IN_MODEL_CALL, IN_ONCE_CALL = _POINTS = ("look Bonn", "request 1", "pay Nice")
 
 
-class KillTests:
+class AdapterKillTests:
     """Kills, and what follows from them."""
 
     driver: ClassVar[str]

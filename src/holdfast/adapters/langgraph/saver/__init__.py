@@ -1,5 +1,5 @@
 """A LangGraph checkpointer in SQLite or PostgreSQL."""
 
-from holdfast.adapters.langgraph.saver.saver import HoldfastSaver
+from holdfast.adapters.langgraph.saver.holdfast_saver import HoldfastSaver
 
 __all__ = ["HoldfastSaver"]

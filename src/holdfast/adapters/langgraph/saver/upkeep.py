@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from holdfast.adapters.langgraph.saver.reader import CHECKPOINT_COLUMNS, Reader, StoredCheckpoint
-from holdfast.adapters.langgraph.saver.schema import CHECKPOINT, COLUMNS, ITEM, TABLES, VALUE, WRITE, Row, batched
+from holdfast.adapters.langgraph.saver.saver_schema import CHECKPOINT, COLUMNS, ITEM, TABLES, VALUE, WRITE, Row, batched
+from holdfast.adapters.langgraph.saver.thread_reader import CHECKPOINT_COLUMNS, StoredCheckpoint, ThreadReader
 from holdfast.adapters.langgraph.saver.values import LIST, decode_ranges
 from holdfast.db.tables import Cursor, TablesError
 
@@ -33,7 +33,7 @@ async def delete_runs(cursor: Cursor, serde: SerializerProtocol, run_ids: Iterab
 async def keep_latest(cursor: Cursor, serde: SerializerProtocol, thread_id: str) -> None:
     """Delete all but the newest checkpoint of each namespace, and what it needs to rebuild its delta channels."""
     for (ns,) in await cursor.execute(f"SELECT DISTINCT ns FROM {CHECKPOINT} WHERE thread_id = ?", (thread_id,)):
-        kept = {stored.checkpoint_id for stored in await _find_needed(Reader(cursor, serde), thread_id, ns)}
+        kept = {stored.checkpoint_id for stored in await _find_needed(ThreadReader(cursor, serde), thread_id, ns)}
         rows = await cursor.execute(
             f"SELECT thread_id, ns, checkpoint_id FROM {CHECKPOINT} WHERE thread_id = ? AND ns = ?", (thread_id, ns)
         )
@@ -56,7 +56,7 @@ async def copy_thread(cursor: Cursor, source: str, target: str) -> None:
         )
 
 
-async def _find_needed(reader: Reader, thread_id: str, ns: str) -> list[StoredCheckpoint]:
+async def _find_needed(reader: ThreadReader, thread_id: str, ns: str) -> list[StoredCheckpoint]:
     """Return the newest checkpoint, and its ancestors down to the last stored value of each delta channel."""
     latest = await reader.find(thread_id, ns, None)
     if latest is None:
@@ -81,7 +81,7 @@ async def _delete_checkpoints(cursor: Cursor, keys: Sequence[Row]) -> None:
 
 async def _delete_unused_values(cursor: Cursor, serde: SerializerProtocol, thread_id: str, ns: str) -> None:
     """Delete the values that no checkpoint has, and the items that no list has."""
-    reader, thread = Reader(cursor, serde), (thread_id, ns)
+    reader, thread = ThreadReader(cursor, serde), (thread_id, ns)
     in_thread = "WHERE thread_id = ? AND ns = ?"
     used: set[tuple[str, str]] = set()
     for row in await cursor.execute(f"SELECT {CHECKPOINT_COLUMNS} FROM {CHECKPOINT} {in_thread}", thread):

@@ -19,7 +19,7 @@ from holdfast.core.run.waiting import PERSON_KINDS, Answer, Approve, Deny, Value
 from holdfast.root_error import HoldfastError
 from holdfast.runtime.operations.mailing import MAX_MAIL_BYTES
 from holdfast.runtime.reading.run_views import RunSummary, summarize_run
-from holdfast.runtime.reading.transcript import Transcript
+from holdfast.runtime.reading.transcript import Transcript, get_loop_name
 from holdfast.web.ui.site import Site, get_principal
 
 _MAX_FORM_BYTES = 4 * MAX_MAIL_BYTES
@@ -200,7 +200,7 @@ async def read_tasks(store: RunStore, calls: Sequence[WaitingCall]) -> list[Task
             stored = await store.load(call.run_id, after=max(-1, record.next_seq - _CONTEXT_ENTRIES - 1))
         except RunNotFound:
             continue
-        replies = [item for item in Transcript().read(stored.entries) if item.kind == "reply"]
+        replies = [item for item in Transcript(get_loop_name(record)).read(stored.entries) if item.kind == "reply"]
         said = [item.text for item in replies if any(each.call_id == call.call_id for each in item.calls)]
         tasks.append(Task(call=call, run=summarize_run(record), context=said[-1] if said else ""))
     return tasks

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from holdfast.checkpoint.codec import Progress, decode
 from holdfast.checkpoint.record import StoredRun
 from holdfast.runtime.reading.run_views import summarize_run
-from holdfast.runtime.reading.transcript import Transcript
+from holdfast.runtime.reading.transcript import Transcript, get_loop_name
 from holdfast.web.ui.run_view.run_steps import build_steps
 from holdfast.web.ui.site import Site
 
@@ -28,7 +28,7 @@ async def export_json(site: Site, request: Request) -> Response:
 
 
 def _encode(stored: StoredRun) -> bytes:
-    transcript = Transcript()
+    transcript = Transcript(get_loop_name(stored.record))
     items = transcript.read(stored.entries)
     transcript.close(stored.record)
     document = {"run": summarize_run(stored.record), "transcript": items}

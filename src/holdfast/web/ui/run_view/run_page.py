@@ -17,7 +17,7 @@ from holdfast.fanout.storage import AGENT_NAME
 from holdfast.runtime.reading.formatting import explain_run, utc_now
 from holdfast.runtime.reading.run_attempts import Attempt, read_attempts
 from holdfast.runtime.reading.run_views import RunSummary, summarize_run
-from holdfast.runtime.reading.transcript import Call, Transcript, read_record_waits
+from holdfast.runtime.reading.transcript import Call, Transcript, get_loop_name, read_record_waits
 from holdfast.web.auth import Principal
 from holdfast.web.ui.run_view.actions import list_tasks
 from holdfast.web.ui.run_view.run_steps import Content, StepView
@@ -44,7 +44,7 @@ async def read_doubts(store: RunStore, record: RunRecord) -> Sequence[Doubt]:
     if record.status is not RunStatus.PARKED:
         return []
     stored = await store.load(record.run_id, after=max(-1, record.next_seq - _ENTRIES - 1))
-    transcript = Transcript()
+    transcript = Transcript(get_loop_name(record))
     transcript.read(stored.entries)
     transcript.close(stored.record)
     in_doubt = decode(stored.record.progress, Progress).annotations.get(IN_DOUBT_KEY, ())

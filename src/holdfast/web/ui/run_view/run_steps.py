@@ -10,7 +10,7 @@ from holdfast.checkpoint.journal import Entry
 from holdfast.checkpoint.record import RunRecord
 from holdfast.core.run.state import StepTimes
 from holdfast.runtime.reading.formatting import format_value
-from holdfast.runtime.reading.transcript import Call, Transcript, TranscriptItem
+from holdfast.runtime.reading.transcript import Call, Transcript, TranscriptItem, get_loop_name
 from holdfast.web.ui.content import list_images
 
 #: Longer content is cut; the rest is loaded when the reader asks for it.
@@ -106,7 +106,7 @@ def build_steps(
         fold: longer texts are cut to this length.
         with_images: count the pictures, for a page that can load them.
     """
-    transcript = Transcript()
+    transcript = Transcript(get_loop_name(record))
     items = transcript.read(entries)
     base: TranscriptItem | None = None
     if entries and entries[0].seq > 0 and items and items[0].kind != "begin":
@@ -251,10 +251,10 @@ def _list_contents(item: TranscriptItem) -> Iterable[Any]:
             return [item.text]
 
 
-def find_content(entry: Entry, number: int) -> str | None:
+def find_content(loop: str, entry: Entry, number: int) -> str | None:
     """Return a whole text of an entry; `None` if it has no such content."""
     numbering = Numbering(2**62)
-    for item in Transcript().read([entry]):
+    for item in Transcript(loop).read([entry]):
         for found, content in numbering.read(item):
             if found == number:
                 return content.text

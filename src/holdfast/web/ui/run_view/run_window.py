@@ -9,10 +9,10 @@ import msgspec
 from holdfast.checkpoint.codec import Progress, Step, decode
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.journal import Entry, EntryKind
-from holdfast.checkpoint.record import RunRecord
+from holdfast.checkpoint.record import RunRecord, StoredRun
 from holdfast.checkpoint.store import RunStore
 from holdfast.runtime.reading.formatting import cut_text, format_value
-from holdfast.runtime.reading.transcript import Transcript
+from holdfast.runtime.reading.transcript import Transcript, get_loop_name
 from holdfast.web.ui.content import list_images
 from holdfast.web.ui.run_view.run_steps import Steps, StepView, build_steps, find_content
 
@@ -89,7 +89,8 @@ async def read_image(store: RunStore, run_id: str, seq: int, number: int) -> tup
     Raises:
         RunNotFound: the run has no such picture.
     """
-    images = list_images(await _read_entry(store, run_id, seq))
+    _, entry = await _read_entry(store, run_id, seq)
+    images = list_images(entry)
     content = images[number].read() if number < len(images) else b""
     if not content:
         raise RunNotFound(run_id)
@@ -102,34 +103,36 @@ async def read_content(store: RunStore, run_id: str, seq: int, number: int) -> s
     Raises:
         RunNotFound: the run has no such text.
     """
-    content = find_content(await _read_entry(store, run_id, seq), number)
+    stored, entry = await _read_entry(store, run_id, seq)
+    content = find_content(get_loop_name(stored.record), entry, number)
     if content is None:
         raise RunNotFound(run_id)
     return content
 
 
-async def _read_entry(store: RunStore, run_id: str, seq: int) -> Entry:
+async def _read_entry(store: RunStore, run_id: str, seq: int) -> tuple[StoredRun, Entry]:
     stored = await store.load(run_id, after=seq - 1)
     for entry in stored.entries[:1]:
         if entry.seq == seq:
-            return entry
+            return stored, entry
     raise RunNotFound(run_id)
 
 
 async def search(store: RunStore, run_id: str, text: str) -> list[Hit]:
     """Return the first places in the journal that contain a text, whatever its case."""
     stored = await store.load(run_id)
-    return await asyncio.to_thread(_search, stored.entries, text.lower())
+    return await asyncio.to_thread(_search, stored, text.lower())
 
 
-def _search(entries: Sequence[Entry], text: str) -> list[Hit]:
+def _search(stored: StoredRun, text: str) -> list[Hit]:
     hits: list[Hit] = []
+    loop, entries = get_loop_name(stored.record), stored.entries
     # JSON escapes some characters: look for the longest word, then at the decoded text.
     word = max(text.split() or [""], key=len).encode()
     for position, entry in enumerate(entries):
         if word not in entry.body.lower() and word.isascii():
             continue
-        for item in Transcript().read([entry]):
+        for item in Transcript(loop).read([entry]):
             shown = " ".join((item.text, format_value(item.content) if item.content is not None else ""))
             shown = " ".join((shown, *(f"{call.tool} {format_value(call.arguments)}" for call in item.calls)))
             at = shown.lower().find(text)

@@ -20,10 +20,9 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from holdfast.adapters.langgraph.saver import upkeep
-from holdfast.adapters.langgraph.saver.database import SaverDatabase
-from holdfast.adapters.langgraph.saver.listing import Listing
-from holdfast.adapters.langgraph.saver.reader import Reader
-from holdfast.adapters.langgraph.saver.requests import get_thread, make_put, make_put_writes
+from holdfast.adapters.langgraph.saver.row_batch import get_thread, make_put, make_put_writes
+from holdfast.adapters.langgraph.saver.saver_database import SaverDatabase
+from holdfast.adapters.langgraph.saver.thread_reader import CheckpointListing, ThreadReader
 from holdfast.db.tables import Cursor, TablesError
 
 
@@ -96,7 +95,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
         """Yield checkpoints, newest first, of one thread or of all."""
-        listing = Listing(self._database, self.serde, config, filter, before, limit)
+        listing = CheckpointListing(self._database, self.serde, config, filter, before, limit)
         while page := await self._database.run(listing.load_page()):
             for each in page:
                 yield each
@@ -164,7 +163,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
         """As `alist`."""
-        listing = Listing(self._database, self.serde, config, filter, before, limit)
+        listing = CheckpointListing(self._database, self.serde, config, filter, before, limit)
         while page := self._database.run_sync(listing.load_page()):
             yield from page
 
@@ -211,8 +210,8 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
     async def _get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         thread_id, ns = get_thread(config)
 
-        async def work(cursor: Cursor) -> tuple[CheckpointTuple | None, Reader]:
-            reader = Reader(cursor, self.serde)
+        async def work(cursor: Cursor) -> tuple[CheckpointTuple | None, ThreadReader]:
+            reader = ThreadReader(cursor, self.serde)
             stored = await reader.find(thread_id, ns, get_checkpoint_id(config))
             return (None if stored is None else await reader.load(stored)), reader
 
@@ -260,7 +259,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         thread_id, ns = get_thread(config)
 
         async def work(cursor: Cursor) -> Mapping[str, DeltaChannelHistory]:
-            reader = Reader(cursor, self.serde)
+            reader = ThreadReader(cursor, self.serde)
             target = await reader.find(thread_id, ns, get_checkpoint_id(config))
             if target is None:
                 return {channel: {"writes": []} for channel in channels}

@@ -11,11 +11,13 @@ from langgraph.checkpoint.base import (
     CheckpointTuple,
     DeltaChannelHistory,
     PendingWrite,
+    get_checkpoint_id,
     writes_sort_key,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from holdfast.adapters.langgraph.saver.schema import CHECKPOINT, ITEM, VALUE, WRITE, Row, select_in
+from holdfast.adapters.langgraph.saver.saver_database import SaverDatabase
+from holdfast.adapters.langgraph.saver.saver_schema import CHECKPOINT, ITEM, VALUE, WRITE, Row, select_in
 from holdfast.adapters.langgraph.saver.values import (
     INLINE_LIST,
     LIST,
@@ -64,7 +66,7 @@ class StoredCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
         return {"configurable": {"thread_id": self.thread_id, "checkpoint_ns": self.ns, "checkpoint_id": checkpoint_id}}
 
 
-class Reader:
+class ThreadReader:
     """One read transaction."""
 
     def __init__(self, cursor: Cursor, serde: SerializerProtocol) -> None:
@@ -197,3 +199,68 @@ class Reader:
             items += [(item_type, bytes(item_body)) for item_type, item_body in rows]
         self.indexes[key] = index_loaded_list(version, ranges, items)
         return [self._serde.loads_typed(item) for item in items]
+
+
+_PAGE = 50
+
+
+class CheckpointListing:
+    """One call of `list` or `alist`."""
+
+    def __init__(
+        self,
+        database: SaverDatabase,
+        serde: SerializerProtocol,
+        config: RunnableConfig | None,
+        metadata: dict[str, Any] | None,
+        before: RunnableConfig | None,
+        limit: int | None,
+    ) -> None:
+        self._database, self._serde = database, serde
+        self._metadata = metadata or {}
+        self._left = limit
+        self._conditions, self._parameters = ["1 = 1"], list[str]()
+        configurable = config["configurable"] if config else {}
+        for column, name in (("thread_id", "thread_id"), ("ns", "checkpoint_ns"), ("checkpoint_id", "checkpoint_id")):
+            if configurable.get(name) is not None:
+                self._add_condition(f"{column} = ?", str(configurable[name]))
+        if before is not None and (before_id := get_checkpoint_id(before)):
+            self._add_condition("checkpoint_id < ?", before_id)
+        #: Of the last row that was read.
+        self._position: tuple[str, str, str] | None = None
+        self._ended = False
+
+    def _add_condition(self, condition: str, parameter: str) -> None:
+        self._conditions.append(condition)
+        self._parameters.append(parameter)
+
+    async def load_page(self) -> list[CheckpointTuple]:
+        """Return the next checkpoints, none at the end."""
+        page: list[CheckpointTuple] = []
+        while not page and not self._ended and self._left != 0:
+            page = await self._database.read(self._read_page)
+        return page
+
+    async def _read_page(self, cursor: Cursor) -> list[CheckpointTuple]:
+        reader = ThreadReader(cursor, self._serde)
+        conditions, parameters = [*self._conditions], [*self._parameters]
+        if self._position is not None:
+            conditions.append("(checkpoint_id, thread_id, ns) < (?, ?, ?)")
+            parameters += self._position
+        rows = await cursor.execute(
+            f"SELECT {CHECKPOINT_COLUMNS} FROM {CHECKPOINT} WHERE {' AND '.join(conditions)} "
+            f"ORDER BY checkpoint_id DESC, thread_id DESC, ns DESC LIMIT {_PAGE}",
+            parameters,
+        )
+        matching = [stored for stored in map(reader.decode, rows) if self._matches(stored)][: self._left]
+        page = [await reader.load(stored) for stored in matching]
+        # Nothing is awaited from here on: an attempt that is repeated starts at the same position.
+        if rows:
+            self._position = (rows[-1][2], rows[-1][0], rows[-1][1])
+        self._ended = len(rows) < _PAGE
+        if self._left is not None:
+            self._left -= len(page)
+        return page
+
+    def _matches(self, stored: StoredCheckpoint) -> bool:
+        return all(stored.metadata.get(name) == value for name, value in self._metadata.items())

@@ -1,11 +1,111 @@
-"""The rows of some requests, and one attempt to write them."""
+"""What one `put` or `put_writes` asks to write, and one transaction that writes the rows of some requests."""
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
-from holdfast.adapters.langgraph.saver.requests import WriteRequest
-from holdfast.adapters.langgraph.saver.schema import CHECKPOINT, ITEM, VALUE, WRITE, Row, insert_rows, select_in
-from holdfast.adapters.langgraph.saver.values import LIST, ChannelKey, EncodedList, ListCache, ListIndex, plan_list
+import msgspec
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    WRITES_IDX_MAP,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    get_checkpoint_id,
+    get_checkpoint_metadata,
+)
+from langgraph.checkpoint.serde.base import SerializerProtocol
+
+from holdfast.adapters.langgraph.saver.saver_schema import (
+    CHECKPOINT,
+    ITEM,
+    VALUE,
+    WRITE,
+    Row,
+    insert_rows,
+    select_in,
+    split_row,
+)
+from holdfast.adapters.langgraph.saver.values import (
+    LIST,
+    ChannelKey,
+    Encoded,
+    EncodedList,
+    ListCache,
+    ListIndex,
+    encode_value,
+    plan_list,
+)
 from holdfast.db.tables import Cursor
+
+
+class PutRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows to write. They are encoded when the request is made: the caller may change its objects after that."""
+
+    thread_id: str
+    ns: str
+    #: By table and primary key: rows that take the place of earlier ones.
+    replacing: dict[tuple[str, Row], Row]
+    #: Rows that are written unless there is one with their key.
+    adding: dict[tuple[str, Row], Row]
+    #: By channel and version.
+    values: dict[tuple[str, str], Encoded | EncodedList]
+    #: The checkpoint has the input of a graph that is not a subgraph.
+    starts_turn: bool = False
+
+
+def get_thread(config: RunnableConfig) -> tuple[str, str]:
+    """Return the thread and the namespace that a config names."""
+    configurable = config["configurable"]
+    return str(configurable["thread_id"]), str(configurable.get("checkpoint_ns", ""))
+
+
+def make_put(
+    serde: SerializerProtocol,
+    config: RunnableConfig,
+    checkpoint: Checkpoint,
+    metadata: CheckpointMetadata,
+    new_versions: ChannelVersions,
+) -> PutRequest:
+    """Return the request of a `put`."""
+    thread_id, ns = get_thread(config)
+    values = checkpoint["channel_values"]
+    head = {name: value for name, value in checkpoint.items() if name != "channel_values"}
+    saved_metadata = get_checkpoint_metadata(config, metadata)
+    type_, body = serde.dumps_typed([head, saved_metadata])
+    run_id = saved_metadata.get("run_id")
+    row = (
+        *(thread_id, ns, checkpoint["id"], get_checkpoint_id(config)),
+        *(None if run_id is None else str(run_id), type_, body),
+    )
+    key, others = split_row(CHECKPOINT, row)
+    return PutRequest(
+        thread_id=thread_id,
+        ns=ns,
+        replacing={(CHECKPOINT, key): others},
+        adding={},
+        starts_turn=ns == "" and metadata.get("source") == "input",
+        values={
+            (channel, str(version)): encode_value(serde, values[channel])
+            for channel, version in new_versions.items()
+            if channel in values
+        },
+    )
+
+
+def make_put_writes(
+    serde: SerializerProtocol, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
+) -> PutRequest:
+    """Return the request of a `put_writes`."""
+    thread_id, ns = get_thread(config)
+    checkpoint_id = config["configurable"]["checkpoint_id"]
+    request = PutRequest(thread_id=thread_id, ns=ns, replacing={}, adding={}, values={})
+    for position, (channel, value) in enumerate(writes):
+        idx = WRITES_IDX_MAP.get(channel, position)
+        row = (thread_id, ns, checkpoint_id, task_id, idx, task_path, channel, *serde.dumps_typed(value))
+        key, others = split_row(WRITE, row)
+        # Errors, interrupts and answers replace earlier ones; the writes of a task stay as they were recorded first.
+        (request.replacing if idx < 0 else request.adding)[WRITE, key] = others
+    return request
 
 
 class StreamsTaken(Exception):
@@ -32,7 +132,7 @@ class RowBatch:
         #: By table: rows that are written unless there is one with their key.
         self.adding: dict[str, dict[Row, Row]] = {ITEM: {}, WRITE: {}}
 
-    async def write(self, cursor: Cursor, requests: Sequence[WriteRequest]) -> None:
+    async def write(self, cursor: Cursor, requests: Sequence[PutRequest]) -> None:
         """Write the rows of the requests.
 
         Raises:
@@ -66,7 +166,7 @@ class RowBatch:
             else:
                 self._cache.put(key, index)
 
-    async def _forget_removed_lists(self, cursor: Cursor, requests: Iterable[WriteRequest]) -> None:
+    async def _forget_removed_lists(self, cursor: Cursor, requests: Iterable[PutRequest]) -> None:
         """Do not refer to items of a list that another process has deleted."""
         known: dict[Row, ChannelKey] = {}
         for request in requests:
@@ -79,7 +179,7 @@ class RowBatch:
         found = {tuple(row) for row in await select_in(cursor, select, (), columns, [*known])}
         self._indexes.update((key, None) for row, key in known.items() if row not in found)
 
-    def _add_values(self, request: WriteRequest) -> None:
+    def _add_values(self, request: PutRequest) -> None:
         for (channel, version), value in request.values.items():
             key = (request.thread_id, request.ns, channel)
             if isinstance(value, EncodedList):
