@@ -12,7 +12,8 @@ from pathlib import Path
 from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse
 
-from holdfast import Agent, App, Message, Reply, ToolCall, ToolResult, ToolSchema, User, tool
+from holdfast import Agent, App, Reply, ToolCall, ToolResult, User, tool
+from holdfast.core import Message, ToolSchema
 from holdfast.web.api import make_api
 from holdfast.web.auth import Principal
 

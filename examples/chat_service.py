@@ -17,21 +17,8 @@ from typing import Any
 from fastapi import FastAPI, HTTPException, Response
 from pydantic import BaseModel
 
-from holdfast import (
-    Agent,
-    App,
-    ApprovalRequest,
-    Approve,
-    Deny,
-    Message,
-    Reply,
-    RunWaiting,
-    ToolCall,
-    ToolResult,
-    ToolSchema,
-    User,
-    tool,
-)
+from holdfast import Agent, App, ApprovalRequest, Approve, Deny, Reply, RunWaiting, ToolCall, ToolResult, User, tool
+from holdfast.core import Message, ToolSchema
 from holdfast.errors import AlreadyAnswered, CheckpointError, NotWaiting, RunNotFound
 
 #: How long a client waits for a reply before it has to ask again.

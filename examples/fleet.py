@@ -12,7 +12,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast import Agent, App, Message, Reply, ToolCall, ToolSchema, WorkerSettings, current_call, tool
+from holdfast import Agent, App, Reply, ToolCall, WorkerSettings, current_call, tool
+from holdfast.core import Message, ToolSchema
 
 RUNS = 12
 PROGRAM = str(Path(__file__).resolve())

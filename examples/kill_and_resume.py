@@ -13,7 +13,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast import Agent, App, Message, Reply, ToolCall, ToolSchema, tool
+from holdfast import Agent, App, Reply, ToolCall, tool
+from holdfast.core import Message, ToolSchema
 
 CITIES = ["Lisbon", "Porto", "Braga", "Evora", "Faro"]
 

@@ -7,8 +7,9 @@ import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
 
-from holdfast import Agent, App, Bounds, Message, Reply, System, ToolSchema, User
+from holdfast import Agent, App, Bounds, Reply, System, User
 from holdfast.batteries.critic import Critic, CriticAction, IdleRun
+from holdfast.core import Message, ToolSchema
 
 INSTRUCTIONS = "A run is idle. Answer with one word, WAIT, NUDGE or KILL, and a reason."
 

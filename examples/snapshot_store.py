@@ -15,16 +15,9 @@ from typing import Any
 
 import msgspec
 
-from holdfast import ConcurrencyLimit
+from holdfast.checkpoint import RunFilter, RunRecord, RunStatus
 from holdfast.checkpoint.claims import Claim, ProcessIdentity, WorkerIdentity, backoff, is_process_alive
-from holdfast.checkpoint.concurrency_limits import (
-    LimitKind,
-    LimitName,
-    LimitUsage,
-    Slots,
-    choose_fairly,
-    list_limit_names,
-)
+from holdfast.checkpoint.concurrency_limits import LimitName, LimitUsage, Slots, choose_fairly, list_limit_names
 from holdfast.checkpoint.journal import Append, Entry
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
@@ -33,11 +26,10 @@ from holdfast.checkpoint.record import (
     NewRun,
     Receipt,
     Release,
-    RunFilter,
     RunPage,
-    RunRecord,
     StoredRun,
 )
+from holdfast.config import ConcurrencyLimit, LimitKind
 from holdfast.db.sqlite_tables import SqliteTables
 from holdfast.db.tables import Tables
 from holdfast.errors import (
@@ -54,7 +46,6 @@ from holdfast.errors import (
     StoreError,
     UnreadMail,
 )
-from holdfast.results import RunStatus
 
 
 class Run(msgspec.Struct):

@@ -15,7 +15,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from holdfast import Agent, App, HoldfastError, Message, Reply, ToolCall, ToolResult, ToolSchema, User, tool
+from holdfast import Agent, App, HoldfastError, Reply, ToolCall, ToolResult, User, tool
+from holdfast.core import Message, ToolSchema
 from holdfast.errors import RunConflict, RunNotFound
 
 #: How many seconds a client waits for an answer before it asks again.

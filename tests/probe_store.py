@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 from datetime import timedelta
 
 from holdfast.checkpoint.claims import Claim, WorkerIdentity
-from holdfast.checkpoint.concurrency_limits import ConcurrencyLimit, LimitKind, LimitUsage
+from holdfast.checkpoint.concurrency_limits import LimitUsage
 from holdfast.checkpoint.errors import StoreClosed
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.record import (
@@ -21,6 +21,7 @@ from holdfast.checkpoint.record import (
     StoredRun,
 )
 from holdfast.checkpoint.store import RunStore
+from holdfast.config import ConcurrencyLimit, LimitKind
 from holdfast.db.tables import Tables
 
 #: Awaited before each call, with the method's name. What it raises, the caller gets, and nothing is done.

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from pydantic_ai import Agent as PydanticAIAgent
 
-from holdfast import Agent, App, Model, Result
+from holdfast import Agent, App, Result
+from holdfast.core import Model
 from holdfast.adapters.pydantic_ai import durable
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.run.info import RunInfo

@@ -15,7 +15,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from holdfast import Agent, App, Bounds, Message, Reply, ToolCall, ToolSchema, emit_text, tool
+from holdfast import Agent, App, Bounds, Reply, ToolCall, emit_text, tool
+from holdfast.core import Message, ToolSchema
 from holdfast.events import Event
 
 ROOT = Path(__file__).parent.parent.parent

@@ -14,10 +14,10 @@ from pathlib import Path
 from tests.postgres_server import LocalServer, fresh_database
 
 from holdfast.checkpoint.claims import WorkerIdentity, this_process
-from holdfast.checkpoint.concurrency_limits import ConcurrencyLimit
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.record import NewRun
 from holdfast.checkpoint.store import RunStore
+from holdfast.config import ConcurrencyLimit
 from holdfast.stores.from_url import store_from_url
 
 RUNS, CALLERS, KEYS, LIMITS, FULL = 200_000, 50, 1000, 200, 150

@@ -21,7 +21,8 @@ from bench.systems.raw.group_commit import GroupCommit
 from bench.systems.raw.log import open_log
 from bench.systems.raw.row import Row
 
-from holdfast import App, Message, Reply, ToolResult, User
+from holdfast import App, Reply, ToolResult, User
+from holdfast.core import Message
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -26,10 +26,12 @@ from pydantic_ai import CallToolsNode, ModelRequestNode, UsageLimits
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from holdfast import Bounds, Executor, Ports, RunInfo, StoreCheckpoints
+from holdfast import Bounds, RunInfo
 from holdfast.adapters.pydantic_ai import durable
 from holdfast.adapters.pydantic_ai.message_codec import CODEC
+from holdfast.checkpoint import StoreCheckpoints
 from holdfast.checkpoint.factory import NullCheckpoints
+from holdfast.core import Executor, Ports
 from holdfast.core.run.info import new_run_id
 from holdfast.core.run.state import RunState
 from holdfast.stores.from_url import store_from_url

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import apsw
 
-from holdfast import Agent, App, Message, Model, Reply, ToolCall, ToolSchema, WorkerSettings, tool
+from holdfast import Agent, App, Reply, ToolCall, WorkerSettings, tool
+from holdfast.core import Message, Model, ToolSchema
 from holdfast.stores.sqlite import SqliteStore
 
 STEPS = 10

@@ -23,7 +23,8 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
-from holdfast import Agent, App, Message, Reply, ToolCall, ToolSchema, WorkerSettings, tool
+from holdfast import Agent, App, Reply, ToolCall, WorkerSettings, tool
+from holdfast.core import Message, ToolSchema
 from holdfast.web.api import make_api
 from holdfast.web.auth import LOCAL_PRINCIPAL
 from holdfast.web.server import HOST, serve_locally

@@ -6,13 +6,12 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack, get_args
 
-from holdfast.checkpoint.concurrency_limits import ConcurrencyLimit
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.fleet import count_runs
 from holdfast.checkpoint.store import RunStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.concurrency import close_with_timeout
-from holdfast.config import CheckpointSettings, WorkerSettings
+from holdfast.config import CheckpointSettings, ConcurrencyLimit, WorkerSettings
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.errors import DefinitionError, RunCancelled
 from holdfast.core.execution.attempt import OnCancel

@@ -2,9 +2,45 @@
 
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Literal
 
+import msgspec
+
+from holdfast.core.errors import DefinitionError
 from holdfast.core.redaction import Redact
 from holdfast.core.validation import check_callable, check_count, check_duration, check_flag, check_type
+
+LimitKind = Literal["agent", "key"]
+
+
+class ConcurrencyLimit(msgspec.Struct, frozen=True, kw_only=True):
+    """At most `max_runs` runs of one agent, or with one key, execute at the same time. Set exactly one of the two.
+
+    Zero pauses the agent or the key. A run with a parent executes within the parent's slot, and is not counted.
+    """
+
+    max_runs: int
+    agent: str | None = None
+    key: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raise `DefinitionError` unless this names one agent or one key, and a number of runs."""
+        names = [name for name in (self.agent, self.key) if name is not None]
+        if len(names) != 1 or not isinstance(names[0], str) or not names[0]:
+            raise DefinitionError("a ConcurrencyLimit has either an agent or a key: give the name of one of them")
+        if not isinstance(self.max_runs, int) or isinstance(self.max_runs, bool) or not 0 <= self.max_runs < 2**31:
+            raise DefinitionError(f"max_runs is {self.max_runs!r:.80}: give a whole number, 0 or more")
+
+    @property
+    def kind(self) -> LimitKind:
+        return "key" if self.agent is None else "agent"
+
+    @property
+    def name(self) -> str:
+        """The name of the agent, or the key."""
+        name = self.key if self.agent is None else self.agent
+        assert name is not None  # `__post_init__` has checked it
+        return name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,19 +21,11 @@ from tests.adapters.crash_simulator import RUN, CrashSimulator
 from tests.adapters.scripted_model import ScriptedModel, call, get_texts
 from tests.probe_store import ProbeStore
 
-from holdfast import (
-    App,
-    Approve,
-    Deferred,
-    Deny,
-    RunWaiting,
-    Value,
-    WaitingCall,
-    current_call,
-)
+from holdfast import App, Approve, Deferred, Deny, RunWaiting, Value, current_call
 from holdfast.adapters.pydantic_ai import ToolPolicy, durable
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core.run.waiting import Answer
+from holdfast.results import WaitingCall
 from holdfast.runtime.operations.mailing import AlreadyAnswered, NotWaiting
 from holdfast.stores.memory import MemoryStore
 

@@ -14,10 +14,12 @@ from tests.adapters.http_agent import RUN, http_agent
 from tests.adapters.openai_server import Fault, OpenAIServer, Request
 from tests.core.null_listener import NullListener
 
-from holdfast import App, Executor, ModelUnavailable, Ports, Retry, RunInfo
+from holdfast import App, Retry, RunInfo
 from holdfast.checkpoint.record import RunStatus
+from holdfast.core import Executor, Ports
 from holdfast.core.run.messages import Usage
 from holdfast.core.run.run_events import Event, RetryScheduled
+from holdfast.errors import ModelUnavailable
 from holdfast.testing.manual_clock import ManualClock
 
 TURNS = (

@@ -13,9 +13,10 @@ from pydantic_ai.messages import ToolReturnPart
 from tests.adapters.scripted_model import ScriptedModel, call
 from tests.simulated_host import SimulatedHost
 
-from holdfast import Executor, Retry, RunWaiting, tool
+from holdfast import Retry, RunWaiting, tool
 from holdfast.adapters.pydantic_ai import ToolPolicy, durable
 from holdfast.checkpoint.record import RunStatus
+from holdfast.core import Executor
 from holdfast.core.errors import DefinitionError, Shutdown
 from holdfast.core.run.result import Result
 from holdfast.testing.manual_clock import ManualClock

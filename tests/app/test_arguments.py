@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from tests.scripted_model import ScriptedModel
 
-from holdfast import Agent, App, Bounds, Phase, Tool, tool
+from holdfast import Agent, App, Bounds, Phase, tool
+from holdfast.core import Tool
 from holdfast.core.errors import DefinitionError, InvalidRunId
 from holdfast.fanout import FanoutSettings
 from holdfast.stores.memory import MemoryStore

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import Agent, App, Message, Reply, ToolSchema
+from holdfast import Agent, App, Reply
 from holdfast.checkpoint.record import RunStatus
+from holdfast.core import Message, ToolSchema
 from holdfast.core.errors import RunCancelled, RunInterrupted
 from holdfast.stores.memory import MemoryStore
 

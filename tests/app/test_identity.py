@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
-from holdfast import Agent, App, CheckpointSettings, Message, Reply, Retention, ToolResult, ToolSchema, tool
+from holdfast import Agent, App, CheckpointSettings, Reply, Retention, ToolResult, tool
 from holdfast.checkpoint.errors import RunConflict, RunNotFound
 from holdfast.checkpoint.record import RunStatus
+from holdfast.core import Message, ToolSchema
 from holdfast.core.errors import RunCancelled, RunFailed
 from holdfast.stores.memory import MemoryStore
 

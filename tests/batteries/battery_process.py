@@ -10,10 +10,11 @@ from datetime import UTC, datetime
 
 from tests.core.null_listener import NullListener
 
-from holdfast import Agent, App, Message, Reply, ToolCall, ToolSchema, Usage, tool
+from holdfast import Agent, App, Reply, ToolCall, Usage, tool
 from holdfast.batteries.audit import Audit, AuditTable
 from holdfast.batteries.budget import Budget, Limit, TablesLedger
 from holdfast.batteries.schedule import JobTable, Schedule
+from holdfast.core import Message, ToolSchema
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.run_events import Event, StepStarted
 from holdfast.db.urls import tables_from_url

@@ -9,22 +9,12 @@ import pytest
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
-from holdfast import (
-    Agent,
-    App,
-    CheckpointSettings,
-    Executor,
-    ModelUnavailable,
-    Ports,
-    Reply,
-    Retry,
-    Usage,
-    current_call,
-    tool,
-)
+from holdfast import Agent, App, CheckpointSettings, Reply, Retry, Usage, current_call, tool
 from holdfast.batteries.audit import Audit, AuditQuery, AuditRow, AuditStore, AuditTable, MemoryAudit
+from holdfast.core import Executor, Ports
 from holdfast.core.redaction import REDACTED, Redactor
 from holdfast.db.urls import tables_from_url
+from holdfast.errors import ModelUnavailable
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing import ManualClock
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
-from holdfast import Agent, App, Ports, Reply, Usage, current_call, tool
+from holdfast import Agent, App, Reply, Usage, current_call, tool
 from holdfast.batteries.budget import (
     Budget,
     BudgetError,
@@ -27,6 +27,7 @@ from holdfast.batteries.budget import (
     TablesLedger,
 )
 from holdfast.checkpoint.record import RunStatus
+from holdfast.core import Ports
 from holdfast.db.urls import tables_from_url
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing import ManualClock

@@ -10,8 +10,9 @@ import pytest
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
-from holdfast import Agent, Bounds, Message, Ports, Reply, User, current_call, tool
+from holdfast import Agent, Bounds, Reply, User, current_call, tool
 from holdfast.batteries.critic import Critic, CriticAction, CriticError, IdleRun
+from holdfast.core import Message, Ports
 from holdfast.core.errors import RunKilled, RuntimeExceeded
 from holdfast.core.ports import AttemptControl, Watch
 from holdfast.core.run.info import RunInfo

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
-from holdfast import Agent, App, Ports, Reply, RunInfo, tool
+from holdfast import Agent, App, Reply, RunInfo, tool
 from holdfast.batteries.definitions.repository import DefinitionSource
 from holdfast.batteries.definitions.store import (
     DefinitionNotFound,
@@ -33,6 +33,7 @@ from holdfast.batteries.persona import (
 )
 from holdfast.batteries.skill import Parameter, Skill, SkillError, Skills, export_skill, import_skill
 from holdfast.checkpoint.record import RunStatus
+from holdfast.core import Ports
 from holdfast.core.agents.agent import ModelTiers, failover
 from holdfast.core.agents.agent_tools import AgentToolProvider
 from holdfast.core.errors import DefinitionError, MissingDefinition

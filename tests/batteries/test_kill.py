@@ -13,13 +13,13 @@ from typing import Any
 
 from tests.batteries.battery_process import ADDED, STEPS, TOKENS
 
-from holdfast import store_from_url
 from holdfast.batteries.audit import AuditQuery, AuditRow, AuditTable
 from holdfast.batteries.budget import Budget, Limit, Spend, TablesLedger
 from holdfast.batteries.schedule import Job, JobTable, Schedule
 from holdfast.checkpoint.codec import Progress, decode
 from holdfast.checkpoint.record import RunRecord
 from holdfast.db.urls import tables_from_url
+from holdfast.stores import store_from_url
 from holdfast.testing import ManualClock
 
 NEVER = "0"

@@ -17,7 +17,7 @@ from langchain_core.messages import AIMessage
 from langgraph.graph import START as GRAPH_START
 from langgraph.graph import MessagesState, StateGraph
 
-from holdfast import Agent, App, ModelUnavailable, Reply, Retry, Usage
+from holdfast import Agent, App, Reply, Retry, Usage
 from holdfast.adapters.langgraph import durable
 from holdfast.batteries.rate_limits import (
     MemoryWindows,
@@ -33,6 +33,7 @@ from holdfast.core.errors import Shutdown
 from holdfast.core.ports import RatePermit
 from holdfast.core.run.info import RunInfo
 from holdfast.db.urls import tables_from_url
+from holdfast.errors import ModelUnavailable
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing import ManualClock
 from holdfast.testing.adapter_suite import AgentScript, import_driver

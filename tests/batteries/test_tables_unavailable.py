@@ -13,10 +13,11 @@ from tests.postgres_server import LocalServer
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
-from holdfast import Agent, Ports, Reply, Usage, tool
+from holdfast import Agent, Reply, Usage, tool
 from holdfast.batteries.audit import AuditQuery, AuditRow, AuditTable
 from holdfast.batteries.budget import Budget, BudgetUnavailable, Limit, Spend, TablesLedger
 from holdfast.checkpoint.record import RunStatus
+from holdfast.core import Ports
 from holdfast.db.postgres_tables import PostgresTables
 from holdfast.db.sqlite_tables import SqliteTables
 from holdfast.db.tables import Tables, TablesUnavailable

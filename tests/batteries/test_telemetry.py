@@ -14,9 +14,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
-from holdfast import Agent, App, ModelUnavailable, Ports, Reply, Retry, Usage, current_call, tool
+from holdfast import Agent, App, Reply, Retry, Usage, current_call, tool
 from holdfast.batteries.telemetry import OpenTelemetry
+from holdfast.core import Ports
 from holdfast.core.run.waiting import Approve, RunWaiting
+from holdfast.errors import ModelUnavailable
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing import ManualClock
 

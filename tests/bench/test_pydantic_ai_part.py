@@ -3,8 +3,9 @@
 from bench.parts.pydantic_ai import Script, bare_agent, run_with_saves
 from tests.probe_store import ProbeStore
 
-from holdfast import Executor, Ports, StoreCheckpoints
 from holdfast.adapters.pydantic_ai import durable
+from holdfast.checkpoint import StoreCheckpoints
+from holdfast.core import Executor, Ports
 from holdfast.stores.memory import MemoryStore
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast import Agent, Message, Reply, ToolCall, ToolResult, ToolSchema, current_call, tool
+from holdfast import Agent, Reply, ToolCall, ToolResult, current_call, tool
+from holdfast.core import Message, ToolSchema
 from holdfast.core.agents.tool import Tool
 
 STEPS = [["charge"], ["ship", "look"], ["mail", "charge"]]

@@ -11,7 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast import Agent, App, Message, Reply, ToolCall, ToolSchema, WorkerSettings, tool
+from holdfast import Agent, App, Reply, ToolCall, WorkerSettings, tool
+from holdfast.core import Message, ToolSchema
 
 AGENT = "limited"
 MAX_RUNS = 2

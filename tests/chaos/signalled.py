@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tests.chaos.agent import Effect, Ledger
 
-from holdfast import Agent, Message, Reply, ToolCall, ToolResult, ToolSchema, current_call, tool, wait_for
+from holdfast import Agent, Reply, ToolCall, ToolResult, current_call, tool, wait_for
+from holdfast.core import Message, ToolSchema
 
 #: The number of signals that each run waits for. All have the same name, so one that is applied twice takes the place
 #: of another.

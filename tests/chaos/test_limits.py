@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from tests.chaos.limited import AGENT, MAX_RUNS, STEPS, make_agent
 
-from holdfast import App, ConcurrencyLimit
+from holdfast import App
 from holdfast.checkpoint.record import RunStatus
+from holdfast.config import ConcurrencyLimit
 
 #: Set by `make chaos`.
 LONG = bool(os.environ.get("HOLDFAST_CHAOS"))

@@ -10,9 +10,10 @@ import httpx
 import msgspec
 import pytest
 
-from holdfast import Agent, App, Message, Reply, RunWaiting, ToolCall, ToolSchema, WorkerSettings, tool
+from holdfast import Agent, App, Reply, RunWaiting, ToolCall, WorkerSettings, tool
 from holdfast.cli.program import build_program
 from holdfast.cli.run_session import CommandResult
+from holdfast.core import Message, ToolSchema
 from holdfast.web.api import make_api
 from holdfast.web.auth import LOCAL_PRINCIPAL
 from holdfast.web.wire import MailReference, RunReference, RunResult

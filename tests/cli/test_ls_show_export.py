@@ -10,8 +10,9 @@ import pytest
 from tests.cli.modules import approving, sample
 from tests.cli.shell import SOURCE, Shell, kill
 
-from holdfast import Agent, App, ModelUnavailable, Reply, Retry, RunWaiting, ToolCall, tool
+from holdfast import Agent, App, Reply, Retry, RunWaiting, ToolCall, tool
 from holdfast.adapters.pydantic_ai import durable
+from holdfast.errors import ModelUnavailable
 
 
 def test_ls_shows_how_every_run_stands(shell: Shell) -> None:

@@ -12,8 +12,9 @@ from mcp import Client, StdioServerParameters
 from mcp.types import TextContent
 from tests.cli.shell import Shell, environment
 
-from holdfast import Agent, App, Message, Reply, RunWaiting, ToolCall, ToolResult, ToolSchema, WorkerSettings, tool
+from holdfast import Agent, App, Reply, RunWaiting, ToolCall, ToolResult, WorkerSettings, tool
 from holdfast.checkpoint.record import RunStatus
+from holdfast.core import Message, ToolSchema
 from holdfast.mcp.server import MAX_LENGTH
 
 #: Words for a reader, an invisible tag character and a change of direction.

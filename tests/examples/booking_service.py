@@ -10,7 +10,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from holdfast import Agent, App, Message, Reply, ToolCall, ToolSchema, tool
+from holdfast import Agent, App, Reply, ToolCall, tool
+from holdfast.core import Message, ToolSchema
 
 NIGHTS = 3
 

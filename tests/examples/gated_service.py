@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from examples import web_service
-from holdfast import Agent, Message, Reply, ToolSchema
+from holdfast import Agent, Reply
+from holdfast.core import Message, ToolSchema
 
 
 async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:

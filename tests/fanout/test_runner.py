@@ -14,7 +14,8 @@ from tests.fanout.test_fanout import NO_SIGNALS, fanout, held, look, runs_left, 
 from tests.probe_store import ProbeStore
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
-from holdfast import Agent, Bounds, Phase, Reply, StoreCheckpoints, Usage, tool
+from holdfast import Agent, Bounds, Phase, Reply, Usage, tool
+from holdfast.checkpoint import StoreCheckpoints
 from holdfast.checkpoint.errors import StoreUnavailable
 from holdfast.core.errors import DefinitionError, RunParked
 from holdfast.core.run.info import RunInfo

@@ -12,21 +12,13 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from holdfast import (
-    Agent,
-    App,
-    Message,
-    Reply,
-    ToolCall,
-    ToolSchema,
-    Usage,
-    current_call,
-    store_from_url,
-)
+from holdfast import Agent, App, Reply, ToolCall, Usage, current_call
 from holdfast.checkpoint.store import RunStore
 from holdfast.clock import SystemClock
+from holdfast.core import Message, ToolSchema
 from holdfast.core.agents.tool import Tool
 from holdfast.core.run.messages import User
+from holdfast.stores import store_from_url
 from holdfast.stores.sqlite import SqliteStore
 
 

@@ -12,8 +12,9 @@ import pytest
 from tests.probe_store import ProbeStore
 from tests.simulated_host import REMOVE_ENDED
 
-from holdfast import Agent, App, CheckpointSettings, Message, Reply, Result, ToolSchema
+from holdfast import Agent, App, CheckpointSettings, Reply, Result
 from holdfast.checkpoint.errors import RunConflict, RunNotFound
+from holdfast.core import Message, ToolSchema
 from holdfast.core.errors import RunFailed, Shutdown
 from holdfast.runtime.worker import RecoveryStatus
 from holdfast.stores.memory import MemoryStore

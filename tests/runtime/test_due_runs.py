@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from tests.store_kinds import STORES
 
-from holdfast import Agent, App, Message, Reply, ToolSchema, User, WorkerSettings
+from holdfast import Agent, App, Reply, User, WorkerSettings
 from holdfast.checkpoint.record import Release, RunStatus
+from holdfast.core import Message, ToolSchema
 from holdfast.stores.from_url import store_from_url
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.manual_clock import ManualClock

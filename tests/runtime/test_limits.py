@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from tests.scripted_model import ScriptedModel
 
-from holdfast import Agent, App, ConcurrencyLimit
+from holdfast import Agent, App
 from holdfast.checkpoint.errors import LimitReached
 from holdfast.checkpoint.record import RunStatus
+from holdfast.config import ConcurrencyLimit
 from holdfast.core.errors import DefinitionError
 from holdfast.core.run.messages import Message, Reply
 from holdfast.stores.memory import MemoryStore

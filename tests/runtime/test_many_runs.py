@@ -12,9 +12,10 @@ from pathlib import Path
 from tests.probe_store import ProbeStore
 from tests.simulated_host import SimulatedHost
 
-from holdfast import Agent, App, Message, Reply, ToolSchema, WorkerSettings
+from holdfast import Agent, App, Reply, WorkerSettings
 from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.record import Release, RunStatus, StoredRun
+from holdfast.core import Message, ToolSchema
 from holdfast.runtime.janitor import PURGE_INTERVAL, Janitor
 from holdfast.stores.sqlite import SqliteStore
 from holdfast.testing.manual_clock import ManualClock

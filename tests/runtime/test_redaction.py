@@ -6,21 +6,10 @@ from pathlib import Path
 import pytest
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
-from holdfast import (
-    Agent,
-    App,
-    CheckpointSettings,
-    Deferred,
-    Message,
-    Reply,
-    RunWaiting,
-    ToolSchema,
-    current_call,
-    tool,
-    wait_for,
-)
+from holdfast import Agent, App, CheckpointSettings, Deferred, Reply, RunWaiting, current_call, tool, wait_for
 from holdfast.checkpoint.codec import decode
 from holdfast.checkpoint.errors import RunConflict
+from holdfast.core import Message, ToolSchema
 from holdfast.core.errors import Shutdown
 from holdfast.core.redaction import Redactor
 from holdfast.core.run.info import PROMPT_SUMMARY_LENGTH, RunInfo

@@ -11,7 +11,10 @@ from holdfast.stores.from_url import store_from_url
 
 PROGRAM = """
 import asyncio, sys
-from holdfast import Agent, StoreCheckpoints, Executor, Ports, store_from_url
+from holdfast import Agent
+from holdfast.checkpoint import StoreCheckpoints
+from holdfast.core import Executor, Ports
+from holdfast.stores import store_from_url
 
 async def model(messages, tools):
     print("asked", flush=True)

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast import Agent, App, Bounds, Message, Reply, ToolCall, ToolSchema, current_call, tool
+from holdfast import Agent, App, Bounds, Reply, ToolCall, current_call, tool
+from holdfast.core import Message, ToolSchema
 
 URL, FOLDER = sys.argv[1], Path(sys.argv[2])
 RUNS = 4

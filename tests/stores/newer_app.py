@@ -10,7 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast import Agent, App, Message, Reply, ToolSchema
+from holdfast import Agent, App, Reply
+from holdfast.core import Message, ToolSchema
 
 URL, FOLDER = sys.argv[1], Path(sys.argv[2])
 

@@ -16,20 +16,8 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from holdfast import (
-    Agent,
-    App,
-    Deferred,
-    Message,
-    Reply,
-    ToolCall,
-    ToolSchema,
-    User,
-    WorkerSettings,
-    current_call,
-    tool,
-    wait_for,
-)
+from holdfast import Agent, App, Deferred, Reply, ToolCall, User, WorkerSettings, current_call, tool, wait_for
+from holdfast.core import Message, ToolSchema
 from holdfast.core.agents.agent import AgentSource
 from holdfast.web.api import make_api
 from holdfast.web.auth import ALL_SCOPES, Principal, Scope

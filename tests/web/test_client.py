@@ -9,11 +9,12 @@ import pytest
 from tests.web.conftest import Site
 from tests.web.ui.journals import store_fanout
 
-from holdfast import Approve, Deny, RunWaiting, Value, store_from_url
+from holdfast import Approve, Deny, RunWaiting, Value
 from holdfast.checkpoint.errors import RunConflict, RunEnded, RunNotFound
 from holdfast.client import AsyncClient, Client, ServerUnavailable
 from holdfast.core.errors import DefinitionError, RunCancelled, RunFailed
 from holdfast.runtime.reading.transcript import Call
+from holdfast.stores import store_from_url
 from holdfast.web.errors import Forbidden, NotAuthenticated
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from bench.systems.protocol import Job, text
 
-from holdfast import Agent, App, Bounds, Message, Reply, RunInfo, Tool, ToolCall, ToolSchema, WorkerSettings
+from holdfast import Agent, App, Bounds, Reply, RunInfo, ToolCall, WorkerSettings
+from holdfast.core import Message, Tool, ToolSchema
 
 
 def store_url(job: Job) -> str:

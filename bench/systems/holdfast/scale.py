@@ -11,9 +11,10 @@ from bench.systems.holdfast.agent import store_url
 from bench.systems.holdfast.filled_store import PARKED, WORKER, create, fill
 from bench.systems.protocol import Job, Result
 
-from holdfast import Agent, App, Message, Reply, RunWaiting, ToolCall, ToolSchema, User, wait_for
+from holdfast import Agent, App, Reply, RunWaiting, ToolCall, User, wait_for
 from holdfast.checkpoint.record import Release, RunStatus
 from holdfast.checkpoint.store import RunStore
+from holdfast.core import Message, ToolSchema
 from holdfast.stores.from_url import store_from_url
 
 #: How often each call is made. The median counts.

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import msgspec
 
 from holdfast.checkpoint.claims import Claim, WorkerIdentity
-from holdfast.checkpoint.concurrency_limits import ConcurrencyLimit, LimitKind, LimitUsage
+from holdfast.checkpoint.concurrency_limits import LimitUsage
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
@@ -21,6 +21,7 @@ from holdfast.checkpoint.record import (
     RunStatus,
     StoredRun,
 )
+from holdfast.config import ConcurrencyLimit, LimitKind
 from holdfast.db.tables import Tables
 
 #: `full`: what was acknowledged survives a power cut. `process`: it survives the process, and is faster.

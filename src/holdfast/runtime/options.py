@@ -3,10 +3,9 @@
 from collections.abc import Iterable, Mapping
 from typing import TypedDict
 
-from holdfast.checkpoint.concurrency_limits import ConcurrencyLimit
 from holdfast.checkpoint.store import RunStore
 from holdfast.clock import Clock
-from holdfast.config import CheckpointSettings, WorkerSettings
+from holdfast.config import CheckpointSettings, ConcurrencyLimit, WorkerSettings
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.errors import DefinitionError
 from holdfast.core.ports import Audit, Budget, Closeable, Critic, RateLimiter, RunListener, ToolProvider

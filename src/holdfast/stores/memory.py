@@ -8,15 +8,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from holdfast.checkpoint.claims import Claim, WorkerHeartbeat, WorkerIdentity, backoff
-from holdfast.checkpoint.concurrency_limits import (
-    ConcurrencyLimit,
-    LimitKind,
-    LimitName,
-    LimitUsage,
-    Slots,
-    choose_fairly,
-    list_limit_names,
-)
+from holdfast.checkpoint.concurrency_limits import LimitName, LimitUsage, Slots, choose_fairly, list_limit_names
 from holdfast.checkpoint.errors import (
     ClaimLost,
     InvalidCursor,
@@ -43,6 +35,7 @@ from holdfast.checkpoint.record import (
     StoredRun,
 )
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.config import ConcurrencyLimit, LimitKind
 from holdfast.db.tables import Tables
 from holdfast.stores.memory_run import MemoryRun
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 from holdfast.checkpoint.claims import Claim, WorkerHeartbeat, WorkerIdentity
-from holdfast.checkpoint.concurrency_limits import ConcurrencyLimit, LimitKind, LimitUsage
+from holdfast.checkpoint.concurrency_limits import LimitUsage
 from holdfast.checkpoint.fleet import RunCount, SupportsFleetView, count_runs
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import (
@@ -21,6 +21,7 @@ from holdfast.checkpoint.record import (
     StoredRun,
 )
 from holdfast.checkpoint.store import NO_TRANSACTIONS, RunStore, SupportsTransactions
+from holdfast.config import ConcurrencyLimit, LimitKind
 from holdfast.core.errors import DefinitionError
 from holdfast.db.tables import Tables
 

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from holdfast import Agent, Message, Reply, Tool, ToolSchema
+from holdfast import Agent, Reply
+from holdfast.core import Message, Tool, ToolSchema
 from holdfast.core.agents.tool_context import emit_text
 from holdfast.core.run.messages import ToolCall, Usage
 from holdfast.testing.adapter_suite import INPUT_TOKENS, OUTPUT_TOKENS, AgentScript

@@ -22,11 +22,12 @@ from tests.adapters.langgraph.crash import RUN, Crash
 from tests.adapters.langgraph.graphs import USAGE, State, build_agent, script, trip
 from tests.simulated_host import SimulatedHost
 
-from holdfast import App, Bounds, ModelUnavailable, Retry, RunInfo, TurnFailed
+from holdfast import App, Bounds, Retry, RunInfo
 from holdfast.adapters.langgraph import ToolPolicy, durable, record_tool_call
 from holdfast.core.errors import DefinitionError, RunLost, RunParked, Shutdown, StepsExceeded
 from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
 from holdfast.core.run.messages import Usage
+from holdfast.errors import ModelUnavailable, TurnFailed
 from holdfast.events import Event, ReplyAdded, TextDelta
 from holdfast.runtime.reading.transcript import Transcript
 from holdfast.stores.memory import MemoryStore

@@ -15,10 +15,11 @@ from tests.adapters.langgraph.crash import RUN, Crash
 from tests.adapters.langgraph.graphs import State
 from tests.adapters.langgraph.test_durable import Visits, build_line, get_tool_texts
 
-from holdfast import App, Approve, Deny, RunWaiting, Value, WaitingCall
+from holdfast import App, Approve, Deny, RunWaiting, Value
 from holdfast.adapters.langgraph import ToolPolicy, durable
 from holdfast.core.agents.agent import Agent
 from holdfast.core.run.waiting import Answer
+from holdfast.results import WaitingCall
 
 
 class Story:

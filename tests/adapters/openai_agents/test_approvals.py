@@ -8,18 +8,10 @@ from agents.testing import function_call
 from tests.adapters.openai_agents.scripted_model import ScriptedModel, call
 from tests.adapters.openai_agents.test_resume import get_outputs
 
-from holdfast import (
-    App,
-    ApprovalRequest,
-    Approve,
-    Deferred,
-    Deny,
-    RunWaiting,
-    WaitingCall,
-    current_call,
-)
+from holdfast import App, ApprovalRequest, Approve, Deferred, Deny, RunWaiting, current_call
 from holdfast.adapters.openai_agents import ToolPolicy, durable
 from holdfast.core.errors import DefinitionError
+from holdfast.results import WaitingCall
 
 
 class Bank:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from holdfast import Agent, ModelUnavailable, Reply, Retry
+from holdfast import Agent, Reply, Retry
+from holdfast.errors import ModelUnavailable
 
 
 async def model(messages: Sequence[Any], tools: Sequence[Any]) -> Reply:

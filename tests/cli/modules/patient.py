@@ -9,7 +9,6 @@ from holdfast import (
     App,
     ApprovalRequest,
     Deferred,
-    Message,
     Reply,
     ToolCall,
     ToolResult,
@@ -18,6 +17,7 @@ from holdfast import (
     tool,
     wait_for,
 )
+from holdfast.core import Message
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "pay": {"amount": 200, "to": "ann"},

@@ -16,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_ai.exceptions import FallbackExceptionGroup, ModelAPIError, ModelHTTPError, ModelQuotaExceededError
 
-from holdfast import ModelUnavailable, Retry
+from holdfast import Retry
 from holdfast.core.agents.retry import MAX_RETRY_AFTER, Backoff, get_retry_after, is_transient
 from holdfast.core.errors import DefinitionError, InvalidReply, SaveFailed, ToolTimeout
 from holdfast.core.execution.call_retries import get_outage_delay
+from holdfast.errors import ModelUnavailable
 from holdfast.testing.manual_clock import ManualClock
 
 SECOND = timedelta(seconds=1)

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from holdfast import Agent, App, Message, Reply, ToolCall, ToolResult, ToolSchema, User, current_call, tool, wait_for
+from holdfast import Agent, App, Reply, ToolCall, ToolResult, User, current_call, tool, wait_for
+from holdfast.core import Message, ToolSchema
 
 
 def make_agent(ledger: Path) -> Agent:

@@ -17,7 +17,6 @@ from holdfast import (
     Agent,
     App,
     Approve,
-    Message,
     Phase,
     Reply,
     RunWaiting,
@@ -32,6 +31,7 @@ from holdfast.adapters.pydantic_ai import durable
 from holdfast.checkpoint.record import RunStatus
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.config import CheckpointSettings
+from holdfast.core import Message
 from holdfast.core.agents.agent_tools import AgentToolProvider
 from holdfast.core.agents.calls import Effect
 from holdfast.core.agents.waiting_tools import ask_person, sleep

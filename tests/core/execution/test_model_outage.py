@@ -10,7 +10,7 @@ from tests.core.null_listener import NullListener
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
-from holdfast import Agent, ModelUnavailable, Phase, Reply, Retry
+from holdfast import Agent, Phase, Reply, Retry
 from holdfast.checkpoint.codec import Progress, decode
 from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.core.agents.tool import ToolSchema, tool
@@ -20,6 +20,7 @@ from holdfast.core.ports import Ports
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import Message
 from holdfast.core.run.run_events import Event, RetryScheduled
+from holdfast.errors import ModelUnavailable
 from holdfast.testing.manual_clock import ManualClock
 
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)

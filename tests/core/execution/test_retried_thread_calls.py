@@ -13,8 +13,9 @@ from tests.core.execution.test_tool_attempts import calling, get_results, runnin
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
-from holdfast import Agent, Retry, Tool, tool
+from holdfast import Agent, Retry, tool
 from holdfast.checkpoint.record import RunStatus
+from holdfast.core import Tool
 from holdfast.core.agents.tool_context import current_call
 from holdfast.core.agents.tool_threads import MAX_TOOL_THREADS, ToolThread
 from holdfast.core.errors import Shutdown

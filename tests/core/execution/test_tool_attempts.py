@@ -12,8 +12,9 @@ from tests.core.execution.test_model_outage import Events
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
-from holdfast import Agent, Retry, Tool, tool
+from holdfast import Agent, Retry, tool
 from holdfast.checkpoint.record import RunStatus
+from holdfast.core import Tool
 from holdfast.core.errors import DefinitionError, Shutdown, ToolFailed, ToolTimeout
 from holdfast.core.execution.executor import Executor
 from holdfast.core.ports import Ports

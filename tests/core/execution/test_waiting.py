@@ -15,14 +15,11 @@ from holdfast import (
     Approve,
     Deferred,
     Deny,
-    Message,
     Reply,
     RunWaiting,
     ToolResult,
-    ToolSchema,
     User,
     Value,
-    WaitingCall,
     ask_person,
     current_call,
     sleep,
@@ -31,7 +28,9 @@ from holdfast import (
 )
 from holdfast.checkpoint.errors import CheckpointError, RunEnded, RunNotFound
 from holdfast.checkpoint.record import RunStatus
+from holdfast.core import Message, ToolSchema
 from holdfast.core.errors import DefinitionError, PayloadError
+from holdfast.results import WaitingCall
 from holdfast.runtime.operations.mailing import AlreadyAnswered, NotWaiting
 from holdfast.stores.memory import MemoryStore
 

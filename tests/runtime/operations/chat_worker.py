@@ -8,7 +8,8 @@ from pathlib import Path
 
 from tests.scripted_model import call, tool_reply
 
-from holdfast import Agent, App, Message, Reply, ToolResult, ToolSchema, User, tool
+from holdfast import Agent, App, Reply, ToolResult, User, tool
+from holdfast.core import Message, ToolSchema
 
 COUNT = 5
 

@@ -16,17 +16,12 @@ from holdfast import (
     Approve,
     Bounds,
     CheckpointSettings,
-    Conversation,
-    ConversationBusy,
-    ConversationClosed,
-    Message,
     Phase,
     Reply,
     Retention,
     RunWaiting,
     System,
     ToolResult,
-    ToolSchema,
     Usage,
     User,
     sleep,
@@ -34,9 +29,12 @@ from holdfast import (
 )
 from holdfast.checkpoint.errors import CheckpointError, RunConflict, RunNotFound, TurnConflict
 from holdfast.checkpoint.record import Mail, RunStatus
+from holdfast.core import Message, ToolSchema
 from holdfast.core.errors import DefinitionError, RunCancelled, TurnFailed
 from holdfast.core.execution.turn_cycle import CLOSED_CALL
 from holdfast.core.run.turns import TURN_TOPIC, TurnMessage
+from holdfast.errors import ConversationBusy, ConversationClosed
+from holdfast.results import Conversation
 from holdfast.stores.memory import MemoryStore
 
 

@@ -19,9 +19,10 @@ from tests.probe_store import ProbeStore
 from tests.runtime.operations.chat_worker import COUNT, make_agent
 from tests.scripted_model import call, tool_reply
 
-from holdfast import Agent, App, CheckpointSettings, Message, Reply, ToolResult, ToolSchema, User, tool
+from holdfast import Agent, App, CheckpointSettings, Reply, ToolResult, User, tool
 from holdfast.adapters.pydantic_ai import ToolPolicy, durable
 from holdfast.checkpoint.claims import WorkerIdentity
+from holdfast.core import Message, ToolSchema
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
 from holdfast.stores.memory import MemoryStore

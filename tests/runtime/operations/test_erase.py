@@ -9,7 +9,8 @@ import apsw
 import psycopg
 from tests.postgres_server import LocalServer
 
-from holdfast import Agent, App, Message, Reply, ToolSchema, User
+from holdfast import Agent, App, Reply, User
+from holdfast.core import Message, ToolSchema
 
 
 async def echo(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:

@@ -7,8 +7,9 @@ import pytest
 from tests.scripted_model import call, tool_reply
 from tests.store_kinds import STORES
 
-from holdfast import Agent, App, Message, Phase, Reply, ToolResult, User, WorkerSettings, tool
+from holdfast import Agent, App, Phase, Reply, ToolResult, User, WorkerSettings, tool
 from holdfast.checkpoint.errors import CheckpointError
+from holdfast.core import Message
 from holdfast.core.errors import DefinitionError, PayloadError
 
 

@@ -9,30 +9,19 @@ import pytest
 from tests.core.null_listener import NullListener
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
-from holdfast import (
-    Agent,
-    App,
-    CheckpointSettings,
-    Message,
-    Reply,
-    RunInfo,
-    RunWaiting,
-    ToolSchema,
-    TurnFailed,
-    Usage,
-    User,
-    ask_person,
-)
+from holdfast import Agent, App, CheckpointSettings, Reply, RunInfo, RunWaiting, Usage, User, ask_person
 from holdfast.batteries.budget import Budget, Limit
 from holdfast.batteries.critic import Critic
 from holdfast.checkpoint.errors import TurnConflict
 from holdfast.checkpoint.record import RunStatus
+from holdfast.core import Message, ToolSchema
 from holdfast.core.agents.agent_tools import AgentToolProvider
 from holdfast.core.errors import RunParked
 from holdfast.core.execution.native_loop import NativeLoop
 from holdfast.core.execution.step import StepContext
 from holdfast.core.redaction import Redactor
 from holdfast.core.run.run_events import Event, TurnStarted
+from holdfast.errors import TurnFailed
 from holdfast.stores.memory import MemoryStore
 
 

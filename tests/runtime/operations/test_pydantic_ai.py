@@ -12,9 +12,10 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Text
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from pydantic_ai.usage import UsageLimits
 
-from holdfast import App, TurnFailed
+from holdfast import App
 from holdfast.adapters.pydantic_ai import durable
 from holdfast.core.execution.turn_cycle import CLOSED_CALL
+from holdfast.errors import TurnFailed
 from holdfast.stores.memory import MemoryStore
 
 

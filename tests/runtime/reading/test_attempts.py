@@ -8,10 +8,11 @@ import pytest
 from tests.runtime.conftest import ProcessHarness
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
-from holdfast import Agent, App, Approve, RunWaiting, Tool, WorkerSettings
+from holdfast import Agent, App, Approve, RunWaiting, WorkerSettings
 from holdfast.checkpoint.attempts import MAX_ATTEMPTS, AttemptLog, StoredAttempt
 from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.record import RunStatus
+from holdfast.core import Tool
 from holdfast.core.errors import RunFailed
 from holdfast.stores.memory import MemoryStore
 

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from tests.runtime.streams.watching import look
 
-from holdfast import Agent, App, Message, Reply, ToolCall, ToolSchema, emit_text
+from holdfast import Agent, App, Reply, ToolCall, emit_text
+from holdfast.core import Message, ToolSchema
 
 
 def make_agent(*, hangs: bool) -> Agent:

@@ -8,8 +8,8 @@ from tests.stores.broken.broken_store import BrokenStore
 from tests.stores.broken.durability import BrokenSnapshotStore
 
 from holdfast.checkpoint.claims import Claim, ProcessIdentity
-from holdfast.checkpoint.concurrency_limits import ConcurrencyLimit, LimitKind
 from holdfast.checkpoint.record import NewRun, RunRecord, RunStatus
+from holdfast.config import ConcurrencyLimit, LimitKind
 from holdfast.stores.memory_run import MemoryRun
 
 

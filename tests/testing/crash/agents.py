@@ -14,17 +14,15 @@ from holdfast import (
     Agent,
     CheckpointSettings,
     Completed,
-    Message,
     Phase,
     Reply,
     ToolCall,
-    ToolContext,
     ToolResult,
-    ToolSchema,
     Usage,
     current_call,
     tool,
 )
+from holdfast.core import Message, ToolContext, ToolSchema
 from holdfast.core.agents.calls import Reconciliation
 from holdfast.testing import TRIAL_FOLDER
 

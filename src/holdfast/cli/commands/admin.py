@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from holdfast.app import App
-from holdfast.checkpoint.concurrency_limits import ConcurrencyLimit, LimitUsage
+from holdfast.checkpoint.concurrency_limits import LimitUsage
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.store import RunStore
 from holdfast.cli.doctor import SAMPLE_SIZE, Doctor, Finding, load_explanations
@@ -17,6 +17,7 @@ from holdfast.cli.loading import load_agents, load_object
 from holdfast.cli.opening import make_store, open_client, report_slow_open, resolve_store_url
 from holdfast.cli.options import JsonOption, StoreOption
 from holdfast.cli.output import STYLES, CommandError, Output, UsageError, format_error, print_json
+from holdfast.config import ConcurrencyLimit
 from holdfast.core.agents.agent import AgentSource
 from holdfast.db.urls import POSTGRES_SCHEMES, redact_url
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from holdfast.checkpoint.claims import Claim, WorkerHeartbeat, WorkerIdentity, backoff
-from holdfast.checkpoint.concurrency_limits import ConcurrencyLimit, LimitKind, LimitUsage
+from holdfast.checkpoint.concurrency_limits import LimitUsage
 from holdfast.checkpoint.errors import RunNotFound, StoreClosed, StoreError, StorePermissionError
 from holdfast.checkpoint.fleet import RunCount
 from holdfast.checkpoint.journal import Append
@@ -26,6 +26,7 @@ from holdfast.checkpoint.record import (
     StoredRun,
 )
 from holdfast.checkpoint.store import Durability, SchemaVersion, StoreHealth
+from holdfast.config import ConcurrencyLimit, LimitKind
 from holdfast.db.postgres_tables import PostgresTables
 from holdfast.db.postgres_url import parse_schema
 from holdfast.db.tables import Tables

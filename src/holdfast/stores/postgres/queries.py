@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 
 from holdfast.checkpoint.claims import WorkerHeartbeat, WorkerIdentity, is_process_alive, this_process
-from holdfast.checkpoint.concurrency_limits import ConcurrencyLimit, LimitKind, LimitUsage, make_limit
+from holdfast.checkpoint.concurrency_limits import LimitUsage, make_limit
 from holdfast.checkpoint.errors import InvalidCursor
 from holdfast.checkpoint.fleet import CountedRow, RunCount, merge_rows
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, RunFilter, RunPage, RunRecord, RunStatus, StoredRun
+from holdfast.config import ConcurrencyLimit, LimitKind
 from holdfast.db.postgres_connection import Rows
 from holdfast.stores.postgres.database import ReaderPool, SqlFiles, escape_text, unescape_text
 from holdfast.stores.postgres.heartbeat import REGISTER_SQL, register_params

@@ -4,8 +4,6 @@ from collections.abc import Collection, Iterable, Sequence
 
 from holdfast.checkpoint.claims import Claim, backoff
 from holdfast.checkpoint.concurrency_limits import (
-    ConcurrencyLimit,
-    LimitKind,
     LimitName,
     LimitUsage,
     Slots,
@@ -15,6 +13,7 @@ from holdfast.checkpoint.concurrency_limits import (
 )
 from holdfast.checkpoint.errors import LimitReached, RunBusy, RunNotClaimable, RunNotFound
 from holdfast.checkpoint.record import RunStatus
+from holdfast.config import ConcurrencyLimit, LimitKind
 from holdfast.stores.sqlite.candidates import Candidate, CandidateScan, Lane, ScanCursor
 from holdfast.stores.sqlite.database import statement
 from holdfast.stores.sqlite.liveness import Liveness

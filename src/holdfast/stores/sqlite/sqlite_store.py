@@ -6,7 +6,7 @@ from datetime import timedelta
 from os import PathLike
 
 from holdfast.checkpoint.claims import Claim, WorkerHeartbeat, WorkerIdentity
-from holdfast.checkpoint.concurrency_limits import ConcurrencyLimit, LimitKind, LimitUsage
+from holdfast.checkpoint.concurrency_limits import LimitUsage
 from holdfast.checkpoint.errors import StoreClosed, StoreError
 from holdfast.checkpoint.fleet import RunCount
 from holdfast.checkpoint.journal import Append
@@ -24,6 +24,7 @@ from holdfast.checkpoint.record import (
 )
 from holdfast.checkpoint.store import Durability, SchemaVersion, StoreHealth
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.config import ConcurrencyLimit, LimitKind
 from holdfast.db.sqlite_tables import SqliteTables
 from holdfast.db.tables import Tables
 from holdfast.stores.sqlite import claiming, heartbeat, runs

@@ -19,7 +19,7 @@ import msgspec
 
 from holdfast.checkpoint import errors
 from holdfast.checkpoint.claims import Claim, ProcessIdentity, WorkerIdentity
-from holdfast.checkpoint.concurrency_limits import ConcurrencyLimit, LimitKind, LimitUsage
+from holdfast.checkpoint.concurrency_limits import LimitUsage
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
@@ -34,6 +34,7 @@ from holdfast.checkpoint.record import (
     StoredRun,
 )
 from holdfast.checkpoint.store import RunStore
+from holdfast.config import ConcurrencyLimit, LimitKind
 from holdfast.db.tables import Tables
 
 #: A frame is the length of the message, in this many bytes, big-endian, and then the message.

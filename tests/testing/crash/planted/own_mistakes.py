@@ -9,7 +9,8 @@ from pathlib import Path
 
 from tests.testing.crash.agents import Plan, look
 
-from holdfast import NOT_EXECUTED, Agent, Message, Reply, ToolContext, ToolSchema, tool
+from holdfast import NOT_EXECUTED, Agent, Reply, tool
+from holdfast.core import Message, ToolContext, ToolSchema
 from holdfast.core.agents.calls import Reconciliation
 from holdfast.testing import TRIAL_FOLDER
 
