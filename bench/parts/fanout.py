@@ -1,6 +1,6 @@
-"""What keeping a fan-out's checkpoint costs: `python -m bench.parts.fanout`.
+"""What keeping a fan-out's checkpoint file costs: `python -m bench.parts.fanout`.
 
-32 models, 1 MB of proposed writes in all. Each flush takes turns with one raw write and fsync of the same bytes, so
+32 models, 1 MB of proposed writes in all. Each update takes turns with one raw write and fsync of the same bytes, so
 that the noise of the machine meets both.
 """
 
@@ -8,21 +8,22 @@ import os
 import statistics
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from holdfast.fanout import IncrementalSaver, PartialResponse, ProposedWrite
-from holdfast.fanout.atomic_file import write_atomically
+from holdfast.fanout import IncrementalSaver, ResponseSnapshot, WriteSnapshot
+from holdfast.fanout.checkpoint_file import write_atomically
 
 MODELS = [f"provider:model-{number:02}" for number in range(32)]
 BYTES = 1_000_000
 ROUNDS = 100
 
 
-def partial(model: str, turn: int) -> PartialResponse:
+def make_snapshot(model: str, turn: int) -> ResponseSnapshot:
     lines = f'line of a file that {model} proposes, with "quotes" and an umlaut: ü\n'
     content = (lines * (BYTES // len(MODELS) // len(lines) + 1))[: BYTES // len(MODELS)]
-    writes = tuple(ProposedWrite(path=f"file{at}.txt", content=content[at::4]) for at in range(4))
-    return PartialResponse(model_id=model, text=f"turn {turn}", proposed_writes=writes)
+    writes = tuple(WriteSnapshot(path=f"file{at}.txt", content=content[at::4]) for at in range(4))
+    return ResponseSnapshot(model_id=model, text=f"turn {turn}", proposed_writes=writes, interrupted=True)
 
 
 def raw(path: Path, data: bytes) -> float:
@@ -35,36 +36,37 @@ def raw(path: Path, data: bytes) -> float:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(dir=".") as folder:
+    with tempfile.TemporaryDirectory(dir=".") as folder, ThreadPoolExecutor(len(MODELS)) as pool:
         path = Path(folder) / "checkpoint.json"
         saver = IncrementalSaver(path, "prompt", MODELS)
+
+        def update(model: str, turn: int) -> None:
+            saver.update(model, make_snapshot(model, turn))
+
         for model in MODELS:
-            saver.update(partial(model, 0)).wait()
-        flushes, raws, atomics = [], [], []
+            update(model, 0)
+        updates, raws, atomics = [], [], []
         for turn in range(ROUNDS):
-            changed = partial(MODELS[turn % len(MODELS)], turn)
+            changed = make_snapshot(MODELS[turn % len(MODELS)], turn)
             began = time.perf_counter()
-            assert saver.update(changed).wait()
-            flushes.append(time.perf_counter() - began)
+            saver.update(changed.model_id, changed)
+            updates.append(time.perf_counter() - began)
             data = path.read_bytes()
             raws.append(raw(Path(folder) / "raw", data))
             began = time.perf_counter()
             write_atomically(Path(folder) / "atomic", data)
             atomics.append(time.perf_counter() - began)
         began = time.perf_counter()
-        together = [saver.update(partial(model, ROUNDS)) for model in MODELS]
-        made = time.perf_counter() - began
-        assert all(flushed.wait() for flushed in together)
+        list(pool.map(update, MODELS, [ROUNDS] * len(MODELS)))
         all_at_once = time.perf_counter() - began
         size = path.stat().st_size
-        saver.close()
     print(f"checkpoint of {len(MODELS)} models, {size:,} bytes")
-    print(f"one update, flushed:          {statistics.median(flushes) * 1000:6.2f} ms (median of {ROUNDS})")
+    print(f"one update:                   {statistics.median(updates) * 1000:6.2f} ms (median of {ROUNDS})")
     print(f"the same bytes, raw + fsync:  {statistics.median(raws) * 1000:6.2f} ms")
     print(
         f"the same bytes, atomically:   {statistics.median(atomics) * 1000:6.2f} ms (new file, rename, folder synced)"
     )
-    print(f"all {len(MODELS)} update at once:       {all_at_once * 1000:6.2f} ms, {made * 1000:.2f} of it to make them")
+    print(f"all {len(MODELS)} update at once:       {all_at_once * 1000:6.2f} ms")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from holdfast.runtime.agent_registry import find_agent, index_agents, resolve_ag
 from holdfast.runtime.conversations import CONVERSATION_LABEL, Conversation
 from holdfast.runtime.operations.forking import Fork
 from holdfast.runtime.operations.run_client import RunClient
+from holdfast.runtime.operations.verdicts import PICK, Verdict, read_verdict, record_verdict
 from holdfast.runtime.options import AppOptions, check_limits, check_options, find_store
 from holdfast.runtime.parts import StoreParts
 from holdfast.runtime.reading.run_views import RunDetails, RunList, RunQuery, get_run, list_runs
@@ -413,6 +414,23 @@ class App:
         Raises as `RunClient.requeue`.
         """
         await self._client.requeue(run_id)
+
+    async def pick(self, run_id: str, result: str, *, by: str = "") -> None:
+        """Record which of several results a person has picked. The newest pick counts. Durable when this returns.
+
+        Args:
+            run_id: a fan-out, a run with forks, or the parent of several runs.
+            result: the id of a model of the fan-out, or the id of a run. Empty takes the pick back.
+
+        Raises:
+            RunNotFound: there is no such run.
+        """
+        await self._client.get_record(run_id)
+        await record_verdict(self._client.store, run_id, PICK, result, by=by)
+
+    async def get_pick(self, run_id: str) -> Verdict | None:
+        """Return the newest pick among the results of a run; `None` if there is none."""
+        return await read_verdict(self._client.store, run_id, PICK)
 
     async def fork(
         self,

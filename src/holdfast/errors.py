@@ -26,7 +26,7 @@ HoldfastError
 ├── AuditError, BudgetError, CriticError, RateLimitError
 ├── ScheduleError               JobExists, JobNotFound
 ├── DefinitionStoreError        DefinitionNotFound, DefinitionsUnavailable, MalformedDefinition
-├── FanoutError                 CorruptCheckpoint, FanoutBusy, FanoutMismatch, PathRefused, WorkspaceChanged
+├── FanoutError                 CorruptCheckpoint, PathRefused, WorkspaceChanged
 ├── RequestError                a refused HTTP request: NotAuthenticated, InvalidToken, Forbidden
 └── AddressInUse, ReaderTooSlow
 
@@ -110,9 +110,7 @@ from holdfast.core.run.waiting import RunWaiting
 from holdfast.db.tables import TablesError, TablesUnavailable
 from holdfast.fanout.errors import (
     CorruptCheckpoint,
-    FanoutBusy,
     FanoutError,
-    FanoutMismatch,
     PathRefused,
     WorkspaceChanged,
 )
@@ -138,9 +136,7 @@ __all__ = [
     "DefinitionNotFound",
     "DefinitionStoreError",
     "DefinitionsUnavailable",
-    "FanoutBusy",
     "FanoutError",
-    "FanoutMismatch",
     "Forbidden",
     "HoldfastError",
     "InvalidCursor",

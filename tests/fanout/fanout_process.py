@@ -19,7 +19,10 @@ from holdfast.fanout import Fanout, FanoutSettings, ModelResponse
 from holdfast.stores.sqlite import SqliteStore
 from holdfast.stores.wrapper import StoreWrapper
 
-MODELS = {f"p{number % 2}:m{number}": 2 + number for number in range(6)}
+#: The turns of each model before its answer.
+MODELS = {
+    f"p{number % 2}:m{number}": 2 + number % 6 for number in range(int(os.environ.get("HOLDFAST_FANOUT_MODELS", "6")))
+}
 
 
 def make_model(folder: Path, attempt: str, model: str, turns: int) -> Any:
@@ -42,7 +45,7 @@ def make_model(folder: Path, attempt: str, model: str, turns: int) -> Any:
 
 
 class KillingStore(StoreWrapper):
-    """A store whose process dies at one moment in the life of the second model."""
+    """A store whose process dies at one moment after the last reply of the second model."""
 
     def __init__(self, path: Path, death: str) -> None:
         super().__init__(SqliteStore(path))
@@ -56,12 +59,12 @@ class KillingStore(StoreWrapper):
         if self._ended == 2:
             self.kill_at("settled")
 
-    async def remove(self, run_id: str, *, claim: Any = None) -> None:
+    async def append(self, claim: Any, write: Any) -> None:
         if self._ended == 2:
-            self.kill_at("remove")
-        await self._store.remove(run_id, claim=claim)
+            self.kill_at("append")
+        await self._store.append(claim, write)
         if self._ended == 2:
-            self.kill_at("removed")
+            self.kill_at("appended")
 
     def kill_at(self, moment: str) -> None:
         if self._death == moment:
@@ -71,17 +74,12 @@ class KillingStore(StoreWrapper):
 async def run_fanout(folder: Path, attempt: str, *, checkpoint: Path | None, death: str = "") -> list[ModelResponse]:
     models = {model: make_model(folder, attempt, model, turns) for model, turns in MODELS.items()}
     store = KillingStore(folder / "runs.db", death)
-
-    def finish(responses: Sequence[ModelResponse]) -> None:
-        store.kill_at("finish")
-
     fanout = Fanout(
         "why?",
         models,
         workspace=folder / "work",
         store=store,
         checkpoint=checkpoint,
-        on_complete=finish,
         settings=FanoutSettings(max_concurrency=1 if death else 4, max_per_provider=3),
     )
     return await fanout.run()

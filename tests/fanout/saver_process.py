@@ -11,7 +11,8 @@ import threading
 from pathlib import Path
 
 from holdfast.fanout.checkpoint_file import IncrementalSaver, load
-from holdfast.fanout.responses import ResponseSnapshot, WriteSnapshot
+from holdfast.fanout.responses import ResponseSnapshot
+from holdfast.fanout.workspace import WriteSnapshot
 
 IDS = [f"m{number:02}" for number in range(32)]
 

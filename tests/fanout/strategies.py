@@ -5,7 +5,8 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from holdfast.fanout.responses import ModelResponse, PartialResponse, WriteSnapshot
+from holdfast.fanout.responses import ModelResponse, PartialResponse
+from holdfast.fanout.workspace import WriteSnapshot
 
 #: A loaded machine makes drawing and fsync slow, which says nothing about what is tested.
 untimed = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)

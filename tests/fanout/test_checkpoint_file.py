@@ -17,7 +17,8 @@ from tests.fanout.strategies import PARTIALS, RESPONSES, TEXT, untimed
 
 from holdfast.fanout.checkpoint_file import Checkpoint, IncrementalSaver, build, clear, load, save
 from holdfast.fanout.errors import CorruptCheckpoint, FanoutError
-from holdfast.fanout.responses import ModelResponse, PartialResponse, ResponseSnapshot, WriteSnapshot
+from holdfast.fanout.responses import ModelResponse, PartialResponse, ResponseSnapshot
+from holdfast.fanout.workspace import WriteSnapshot
 
 DONE_A = ResponseSnapshot(model_id="a", text="because", completed=True)
 FAILED_B = ResponseSnapshot(model_id="b", error="no")

@@ -5,34 +5,29 @@ import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
-from holdfast import Agent, Phase, Reply, System, Usage, User, tool
-from holdfast.checkpoint.errors import RunNotFound, StoreClosed
-from holdfast.checkpoint.record import RunStatus
+from holdfast import Agent, App, Phase, Reply, System, Usage, User, tool
+from holdfast.checkpoint.errors import RunConflict
+from holdfast.checkpoint.record import RunFilter, RunStatus
 from holdfast.core.agents.retry import Retry
 from holdfast.core.errors import DefinitionError, InvalidRunId, ModelUnavailable
 from holdfast.fanout import (
     Fanout,
-    FanoutBusy,
-    FanoutCheckpoint,
-    FanoutMismatch,
+    FanoutError,
     FanoutSettings,
     ModelResponse,
-    SharedStore,
-    Snapshot,
+    ResponseSnapshot,
     Variant,
     load,
-    load_finished,
+    read_responses,
 )
-from holdfast.fanout.finished import keep_finished
-from holdfast.fanout.storage import AGENT_NAME
-from holdfast.runtime.operations.verdicts import record_pick
+from holdfast.fanout.cells import make_cell_run_id
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sqlite import SqliteStore
 
@@ -63,13 +58,12 @@ def fanout(at: Path, models: Any, prompt: str = "why?", **options: Any) -> Fanou
     )
 
 
-async def runs_left(folder: Path) -> list[str]:
-    """All runs but finished fan-outs."""
+async def list_statuses(folder: Path) -> list[RunStatus]:
+    """The statuses of the runs in the store: of the fan-out first, then of its cells."""
     store = SqliteStore(folder / "runs.db")
     await store.open()
     try:
-        records = [record async for record in store.list_runs()]
-        return [each.run_id for each in records if (each.agent_name, each.status) != (AGENT_NAME, RunStatus.DONE)]
+        return [record.status async for record in store.list_runs()]
     finally:
         await store.close()
 
@@ -80,71 +74,27 @@ async def test_responses_come_in_the_order_of_the_models_and_one_failure_holds_n
         "broken": ScriptedModel(RuntimeError("no luck")),
         "quick": ScriptedModel("soon"),
     }
-    kept: list[Sequence[ModelResponse]] = []
-    responses = await fanout(tmp_path, models, on_complete=kept.append).run()
+    fan = fanout(tmp_path, models)
+    responses = await fan.run()
     assert texts(responses) == {"slow": "late", "broken": "RuntimeError: no luck", "quick": "soon"}
     assert list(texts(responses)) == list(models)
     assert (responses[0].tool_calls, responses[0].input_tokens, responses[0].cost_usd) == ({"look": 1}, 5, 0.5)
-    assert kept == [responses]
     assert load(tmp_path / "checkpoint.json") is None
-    assert await runs_left(tmp_path) == []
-
-
-async def test_a_finished_fanout_stays_readable_with_what_a_person_picked(tmp_path: Path) -> None:
-    models = {"first": ScriptedModel("yes"), "second": ScriptedModel("no"), "broken": ScriptedModel(ValueError("?"))}
-    store = SharedStore(SqliteStore(tmp_path / "runs.db"))
-    async with contextlib.AsyncExitStack() as stack:
-        await store.open()
-        stack.push_async_callback(store.close)
-        fan = Fanout("why?", models, store=store, settings=NO_SIGNALS)
-        responses = await fan.run()
-        assert fan.finished_id is not None
-        finished = await load_finished(store, fan.finished_id)
-        assert (finished.prompt, finished.responses, finished.picked) == ("why?", tuple(responses), None)
-        record = await store.get_record(fan.finished_id)
-        assert (record.status, record.expires_at is not None) == (RunStatus.DONE, True)
-        for result in ("first", "second"):
-            await record_pick(store, record, result, by="ann")
-        finished = await load_finished(store, fan.finished_id)
-        assert finished.pick is not None
-        assert (finished.pick.result, finished.pick.by, finished.picked) == ("second", "ann", responses[1])
-        await record_pick(store, record, "", by="bob")
-        assert (await load_finished(store, fan.finished_id)).pick is None
-        # The same fan-out again asks the models again, and has a record of its own.
-        again = Fanout("why?", models, store=store, settings=replace(NO_SIGNALS, retention=timedelta(days=1)))
-        assert texts(await again.run()) == texts(responses)
-        assert again.finished_id not in (None, fan.finished_id)
-
-
-async def test_a_finished_fanout_whose_process_died_before_the_checkpoint_was_removed_is_kept_once(
-    tmp_path: Path,
-) -> None:
-    checkpoint = FanoutCheckpoint(
-        fanout_id="f",
-        prompt="why?",
-        timestamp=datetime(2026, 1, 1, tzinfo=UTC),
-        adapter_ids=("a",),
-        snapshots=(Snapshot(model_id="a", text="x", completed=True),),
-    )
-    store = MemoryStore()
+    assert sorted(await list_statuses(tmp_path)) == ["done", "done", "done", "failed"]
+    store = SqliteStore(tmp_path / "runs.db")
     await store.open()
-    ids = {await keep_finished(store, checkpoint, timedelta(days=1)) for _ in range(2)}
-    assert {record.run_id async for record in store.list_runs()} == ids
-    assert [each.text for each in (await load_finished(store, ids.pop())).responses] == ["x"]
+    assert await read_responses(store, fan.run_id) == responses
+    assert {child.run_id async for child in store.list_runs(RunFilter(parent_run_id=fan.run_id))} == {
+        make_cell_run_id(fan.run_id, model) for model in models
+    }
     await store.close()
 
 
-async def test_with_a_retention_of_zero_nothing_is_left(tmp_path: Path) -> None:
-    fan = fanout(tmp_path, {"a": ScriptedModel("x")}, retention=timedelta(0))
-    await fan.run()
-    assert fan.finished_id is None
-    async with contextlib.AsyncExitStack() as stack:
-        store = SqliteStore(tmp_path / "runs.db")
-        await store.open()
-        stack.push_async_callback(store.close)
-        assert [record async for record in store.list_runs()] == []
-        with pytest.raises(RunNotFound):
-            await load_finished(store, "fanout-1")
+async def test_the_same_fanout_again_returns_the_recorded_responses(tmp_path: Path) -> None:
+    model = ScriptedModel("x")
+    for resume, requests in ((True, 1), (True, 1), (False, 2)):
+        assert texts(await fanout(tmp_path, {"a": model}).run(resume=resume)) == {"a": "x"}
+        assert (len(model.requests), len(await list_statuses(tmp_path))) == (requests, 2)
 
 
 async def test_variants_are_lenses_on_every_model(tmp_path: Path) -> None:
@@ -237,7 +187,8 @@ async def stop_when_reached(
     await model.reached.wait()
     while checkpoint is not None:
         kept = load(checkpoint)
-        if kept is not None and sum(each.interrupted for each in kept.snapshots) == 1:
+        finished = [each for each in kept.responses if not each.interrupted] if kept is not None else []
+        if kept is not None and len(finished) == len(kept.adapter_ids) - 1:
             break
         await asyncio.sleep(0.005)
     if cancel:
@@ -256,22 +207,21 @@ async def test_what_was_stopped_goes_on_and_the_rest_is_left_alone(tmp_path: Pat
     responses = await stop_when_reached(fanout(tmp_path, models), model, tmp_path / "checkpoint.json", cancel=cancel)
     if not cancel:
         assert [(each.interrupted, each.error) for each in responses] == [
-            (True, None),
-            (False, None),
+            (True, ""),
+            (False, ""),
             (False, "RuntimeError: no luck"),
         ]
         assert responses[0].text == "let me see"
     kept = load(tmp_path / "checkpoint.json")
     assert kept is not None
-    assert [each.status for each in kept.snapshots] == ["interrupted", "completed", "failed"]
-    assert (kept.snapshots[0].input_tokens, kept.snapshots[0].tool_calls) == (7, {"look": 1})
+    assert [each.to_response().status for each in kept.responses] == ["interrupted", "completed", "failed"]
+    assert (kept.responses[0].input_tokens, kept.responses[0].tool_calls) == (7, {"look": 1})
     model.hold.set()
     responses = await fanout(tmp_path, models).run()
     assert texts(responses) == {"held": "done", "finished": "done", "broken": "RuntimeError: no luck"}
     assert (responses[0].input_tokens, responses[0].cost_usd, responses[0].tool_calls) == (14, 2.0, {"look": 1})
-    assert responses[0].latency_ms > kept.snapshots[0].latency_ms
+    assert responses[0].latency_ms > kept.responses[0].latency_ms
     assert (len(model.script.requests), len(finished.requests), len(broken.requests)) == (2, 1, 1)
-    assert await runs_left(tmp_path) == []
     assert not (tmp_path / "checkpoint.json").exists()
 
 
@@ -291,7 +241,7 @@ async def test_verbose_logs_the_steps_and_is_restored_on_resume(
     await fanout(tmp_path, {"held": model}).run()
     assert caplog.messages == ["held: step 2: model answered: done"]
     caplog.clear()
-    assert texts(await fanout(tmp_path, {"held": ScriptedModel("quiet")}).run()) == {"held": "quiet"}
+    assert texts(await fanout(tmp_path, {"held": ScriptedModel("quiet")}).run(resume=False)) == {"held": "quiet"}
     assert caplog.messages == []
 
 
@@ -311,14 +261,10 @@ def test_an_event_loop_that_ends_leaves_every_model(tmp_path: Path, then: OSErro
     models = {"one": one, "two": two, "waits": waits}
     with contextlib.suppress(OSError):
         asyncio.run(_reached(fanout(tmp_path, models, max_concurrency=2), one, two, then=then))
-    kept = load(tmp_path / "checkpoint.json")
-    assert kept is not None
-    assert [each.status for each in kept.snapshots] == ["interrupted"] * 3
     for model in (one, two):
         model.hold.set()
     assert texts(fanout(tmp_path, models).run_sync()) == {"one": "done", "two": "done", "waits": "done"}
     assert [len(model.requests) for model in (one.script, two.script, waits)] == [2, 2, 1]
-    assert asyncio.run(runs_left(tmp_path)) == []
 
 
 def unavailable() -> Agent:
@@ -365,7 +311,7 @@ def test_a_tool_that_exits_leaves_the_other_models(tmp_path: Path) -> None:
 async def test_a_model_that_lets_out_a_cancel_has_failed(tmp_path: Path) -> None:
     models = {"broken": ScriptedModel(asyncio.CancelledError()), "fine": ScriptedModel("done")}
     broken, fine = await fanout(tmp_path, models).run()
-    assert "its own code raised CancelledError" in (broken.error or "")
+    assert "its own code raised CancelledError" in broken.error
     assert (broken.interrupted, fine.text) == (False, "done")
 
 
@@ -380,75 +326,96 @@ async def test_failed_models_go_on_when_that_is_asked_for(tmp_path: Path) -> Non
     assert texts(responses) == {"held": "done", "broken": "fixed"}
     assert len(repaired.requests) == 1, "it went on where it had failed"
     assert responses[1].input_tokens == 6
-    assert await runs_left(tmp_path) == []
 
 
 async def test_a_provider_that_does_not_answer_is_an_interruption(tmp_path: Path) -> None:
     models = {"away": unavailable(), "there": ScriptedModel("hello")}
     responses = await fanout(tmp_path, models).run()
     assert [(each.interrupted, each.ok) for each in responses] == [(True, False), (False, True)]
-    assert "not now" in (responses[0].error or "")
+    assert "not now" in responses[0].error
     responses = await fanout(tmp_path, {"away": ScriptedModel("back"), "there": ScriptedModel()}).run()
     assert texts(responses) == {"away": "back", "there": "hello"}
 
 
-async def test_a_checkpoint_of_something_else_is_not_gone_on_with(tmp_path: Path) -> None:
+async def test_one_provider_is_down_the_others_answer_and_the_next_run_asks_it_at_once(tmp_path: Path) -> None:
+    agents = {f"{name}:1": ScriptedModel(name) for name in "abcd"}
+    responses = await fanout(tmp_path, {"x": unavailable(), **agents}, max_concurrency=1).run()
+    assert [(each.status, each.text) for each in responses[1:]] == [("completed", name) for name in "abcd"]
+    assert (responses[0].status, "not now" in responses[0].error) == ("interrupted", True)
+    assert (await list_statuses(tmp_path))[0] is RunStatus.WAITING
+    responses = await fanout(tmp_path, {"x": ScriptedModel("back"), **agents}).run()
+    assert texts(responses) == {"x": "back", **{f"{name}:1": name for name in "abcd"}}
+
+
+async def test_a_checkpoint_file_of_another_fanout_is_neither_used_nor_replaced(tmp_path: Path) -> None:
     model = held()
     await stop_when_reached(fanout(tmp_path, {"held": model}), model)
     before = (tmp_path / "checkpoint.json").read_bytes()
     for models, prompt in (({"held": model}, "who?"), ({"other": model}, "why?")):
-        with pytest.raises(FanoutMismatch):
+        with pytest.raises(FanoutError, match="belongs to another fan-out"):
             await fanout(tmp_path, models, prompt).run()
     assert (tmp_path / "checkpoint.json").read_bytes() == before
     model.hold.set()
     asked = len(model.script.requests)
     assert texts(await fanout(tmp_path, {"held": model}).run(resume=False)) == {"held": "done"}
-    assert len(model.script.requests) == asked + 2, "it was begun anew"
-    assert await runs_left(tmp_path) == []
+    assert len(model.script.requests) == asked + 2, "it started over"
 
 
-async def test_the_store_can_keep_the_checkpoint(tmp_path: Path) -> None:
-    model = held()
-
-    def in_store() -> Fanout:
-        return Fanout(
-            "why?", {"held": model}, tools=[look], store=f"sqlite:{tmp_path / 'runs.db'}", settings=NO_SIGNALS
-        )
-
-    await stop_when_reached(in_store(), model)
-    assert len(await runs_left(tmp_path)) == 2
-    model.hold.set()
-    assert texts(await in_store().run()) == {"held": "done"}
-    assert len(model.script.requests) == 2
-    assert await runs_left(tmp_path) == []
+async def test_a_run_id_is_an_identity(tmp_path: Path) -> None:
+    assert texts(await fanout(tmp_path, {"a": ScriptedModel("x")}, fanout_id="f").run()) == {"a": "x"}
+    for models, prompt in (({"a": ScriptedModel("x")}, "who?"), ({"b": ScriptedModel("x")}, "why?")):
+        with pytest.raises(RunConflict):
+            await fanout(tmp_path, models, prompt, fanout_id="f").run()
 
 
-async def test_in_memory(tmp_path: Path) -> None:
-    responses = await Fanout("why?", {"a": ScriptedModel("x")}, store=MemoryStore(), settings=NO_SIGNALS).run()
+async def test_the_completed_responses_of_a_file_are_taken_over(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint.json").write_text(
+        '{"prompt":"why?","timestamp":"2026-02-24T10:00:00.123456789+01:00","adapter_ids":["a","b","c"],"responses":['
+        '{"model_id":"a","text":"because","latency_ms":12,"input_tokens":3,"output_tokens":4,"cost_usd":0.5,'
+        '"proposed_writes":[{"path":"x.txt","content":"x"}],"interrupted":false,"completed":true},'
+        '{"model_id":"c","latency_ms":1,"input_tokens":1,"output_tokens":0,"cost_usd":0,"interrupted":true,'
+        '"completed":false}],"verbose":false}'
+    )
+    kept = load(tmp_path / "checkpoint.json")
+    assert kept is not None
+    models = {"a": ScriptedModel(), "b": ScriptedModel("two"), "c": ScriptedModel("three")}
+    for _ in range(2):
+        responses = await fanout(tmp_path, models).run()
+        assert texts(responses) == {"a": "because", "b": "two", "c": "three"}
+        assert ResponseSnapshot.from_response(responses[0]) == kept.responses[0]
+    assert not (tmp_path / "checkpoint.json").exists()
+
+
+async def test_in_memory() -> None:
+    store = MemoryStore()
+    responses = await Fanout("why?", {"a": ScriptedModel("x")}, store=store, settings=NO_SIGNALS).run()
     assert texts(responses) == {"a": "x"}
 
 
-async def test_fanouts_with_a_shared_store_leave_it_to_the_last_one_to_close_it(tmp_path: Path) -> None:
-    store = SharedStore(SqliteStore(tmp_path / "runs.db"))
+async def test_fanouts_at_the_same_time_share_an_app(tmp_path: Path) -> None:
+    longer, quick = held(), ScriptedModel("y")
+    one = Fanout("why?", {"a": longer}, tools=[look])
+    other = Fanout("who?", {"a": quick}, tools=[look])
+    async with App([*one.agents, *other.agents], f"sqlite:{tmp_path / 'runs.db'}") as app:
+        running = asyncio.create_task(one.run(app))
+        await longer.reached.wait()
+        assert texts(await other.run(app)) == {"a": "y"}
+        again = asyncio.create_task(one.run(app))
+        longer.hold.set()
+        assert texts(await running) == texts(await again) == {"a": "done"}
+    assert len(longer.script.requests) == 2
 
-    def sharing(name: str, model: Any) -> Fanout:
-        at = tmp_path / f"{name}.json"
-        return Fanout("why?", {"a": model}, tools=[look], store=store, checkpoint=at, settings=NO_SIGNALS)
 
-    longer = held()
-    running = asyncio.create_task(sharing("longer", longer).run())
-    one, other = await asyncio.gather(
-        sharing("one", ScriptedModel("x")).run(), sharing("other", ScriptedModel("y")).run()
-    )
-    assert (texts(one), texts(other)) == ({"a": "x"}, {"a": "y"})
-    await longer.reached.wait()
-    with pytest.raises(FanoutBusy):
-        await sharing("longer", longer).run()
-    longer.hold.set()
-    assert texts(await running) == {"a": "done"}
-    with pytest.raises(StoreClosed):
-        await store.load("any")
-    assert texts(await sharing("one", ScriptedModel("again")).run()) == {"a": "again"}
+async def test_a_stopped_fanout_continues_in_an_app_that_is_not_its_own(tmp_path: Path) -> None:
+    model = held()
+    fan = Fanout("why?", {"a": model}, tools=[look])
+    async with App(fan.agents, f"sqlite:{tmp_path / 'runs.db'}") as app:
+        running = asyncio.create_task(fan.run(app))
+        await model.reached.wait()
+        await fan.stop()
+        assert [(each.status, each.text) for each in await running] == [("interrupted", "let me see")]
+        model.hold.set()
+        assert (await app.result(fan.run_id)).output == "1 models were asked"
 
 
 async def test_the_checkpoint_stays_where_it_is_when_a_tool_changes_the_working_directory(
@@ -511,7 +478,7 @@ async def test_a_file_that_was_changed_meanwhile_fails_the_model_that_had_edited
     editor.hold.set()
     writer.hold.set()
     responses = await in_folder().run()
-    assert "WorkspaceChanged: a.txt was changed on disk" in (responses[0].error or "")
+    assert "WorkspaceChanged: a.txt was changed on disk" in responses[0].error
     assert (responses[1].text, [each.content for each in responses[1].proposed_writes]) == ("done", ["bye"])
 
 
@@ -546,7 +513,7 @@ def test_nonsense_is_refused(tmp_path: Path, models: Any, options: Any, why: str
         fanout(tmp_path, models, **options)
 
 
-@pytest.mark.parametrize("fanout_id", ["compare models", "f" * 190])
+@pytest.mark.parametrize("fanout_id", ["compare models", "f" * 290])
 def test_an_id_that_no_run_can_have_is_refused(tmp_path: Path, fanout_id: str) -> None:
     with pytest.raises(InvalidRunId):
         fanout(tmp_path, {"a": ScriptedModel("x")}, fanout_id=fanout_id)

@@ -11,7 +11,7 @@ import msgspec
 from tests.adapters.openai_server import OpenAIServer, Request
 from tests.fanout.http_process import MODELS
 
-from holdfast.fanout import ModelResponse, ProposedWrite, load
+from holdfast.fanout import ModelResponse, WriteSnapshot, load
 
 TURNS = (
     [("c1", "write_file", {"path": "b.txt", "content": "one"})],
@@ -36,15 +36,15 @@ async def test_a_model_that_has_answered_is_not_asked_again(tmp_path: Path) -> N
         assert child.returncode == -signal.SIGKILL
         kept = load(tmp_path / "kept.json")
         assert kept is not None
-        assert [each.status for each in kept.snapshots] == ["completed", "interrupted", "interrupted"]
+        assert [(each.model_id, each.completed) for each in kept.responses] == [(MODELS[0], True), (MODELS[1], False)]
         child = await asyncio.create_subprocess_exec(*command, env=env, stdout=asyncio.subprocess.PIPE)
         output, _ = await child.communicate()
         assert child.returncode == 0
     responses = msgspec.json.decode(output, type=list[ModelResponse])
     assert [response.model_id for response in responses] == MODELS
     for response in responses:
-        assert (response.text.strip(), response.error) == ("it is written", None)
-        assert response.proposed_writes == (ProposedWrite(path="b.txt", content="two"),)
+        assert (response.text.strip(), response.error) == ("it is written", "")
+        assert response.proposed_writes == (WriteSnapshot(path="b.txt", content="two"),)
         assert (response.input_tokens, response.output_tokens) == (3003, 303)
         assert response.cost_usd > 0
     asked = Counter((request.body["model"], request.turn) for request in server.log)

@@ -9,7 +9,7 @@ from pydantic_ai import models
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
-from holdfast.fanout import Fanout, FanoutSettings, ProposedWrite
+from holdfast.fanout import Fanout, FanoutSettings, WriteSnapshot
 
 
 @pytest.fixture(autouse=True)
@@ -57,10 +57,10 @@ async def test_a_stopped_agent_goes_on_with_what_it_had_proposed(tmp_path: Path)
         await task
     model.hold.set()
     (response,) = await fanout().run()
-    assert (response.text, response.error) == ("goodbye world", None)
+    assert (response.text, response.error) == ("goodbye world", "")
     assert response.proposed_writes == (
-        ProposedWrite(path="a.txt", content="goodbye world"),
-        ProposedWrite(path="b.txt", content="new"),
+        WriteSnapshot(path="a.txt", content="goodbye world"),
+        WriteSnapshot(path="b.txt", content="new"),
     )
     assert response.tool_calls == {"edit_file": 1, "write_file": 1, "read_file": 1}
     assert model.turns == [0, 1, 1, 2]
@@ -74,4 +74,4 @@ async def test_an_output_that_is_no_text_is_json(tmp_path: Path) -> None:
     agent = PydanticAIAgent(FunctionModel(answer), name="numbers", output_type=list[int])
     settings = FanoutSettings(handle_signals=False)
     (response,) = await Fanout("why?", [agent], store="memory:", settings=settings).run()
-    assert (response.text, response.error) == ("[1,2]", None)
+    assert (response.text, response.error) == ("[1,2]", "")

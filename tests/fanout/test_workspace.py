@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.fanout import Overlay, PathRefused, ProposedWrite, Workspace
-from holdfast.fanout.workspace import MAX_FILE_BYTES
+from holdfast.fanout import Overlay, PathRefused, Workspace, WriteSnapshot
+from holdfast.fanout.workspace import MAX_FILE_BYTES, is_risky
 
 
 @pytest.fixture
@@ -59,8 +59,8 @@ def test_paths_that_lead_out_are_refused(outside: Path, path: str) -> None:
         lambda: overlay.write(path, "mine"),
         lambda: overlay.edit(path, "secret", "mine"),
         lambda: overlay.delete(path),
-        lambda: folder.apply([ProposedWrite(path=path, content="mine")]),
-        lambda: folder.apply([ProposedWrite(path=path, delete=True)]),
+        lambda: folder.apply([WriteSnapshot(path=path, content="mine")]),
+        lambda: folder.apply([WriteSnapshot(path=path, delete=True)]),
     ):
         with pytest.raises(PathRefused):
             attempt()
@@ -160,19 +160,19 @@ def test_what_is_applied_keeps_its_mode_and_makes_room_for_folders(tmp_path: Pat
 @pytest.mark.parametrize(
     "last",
     [
-        ProposedWrite(path="folder", content="x"),
-        ProposedWrite(path="folder", delete=True),
-        ProposedWrite(path="file/inner/x.py", content="x"),
-        ProposedWrite(path="pipe/x.py", content="x"),
-        ProposedWrite(path="changed/x.py", content="x"),
+        WriteSnapshot(path="folder", content="x"),
+        WriteSnapshot(path="folder", delete=True),
+        WriteSnapshot(path="file/inner/x.py", content="x"),
+        WriteSnapshot(path="pipe/x.py", content="x"),
+        WriteSnapshot(path="changed/x.py", content="x"),
     ],
 )
-def test_nothing_is_applied_if_something_is_in_the_way(tmp_path: Path, last: ProposedWrite) -> None:
+def test_nothing_is_applied_if_something_is_in_the_way(tmp_path: Path, last: WriteSnapshot) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     for name in ("file", "changed", "deleted"):
         (tmp_path / name).write_text("mine")
-    writes = [ProposedWrite(path="changed", content="theirs"), ProposedWrite(path="deleted", delete=True), last]
+    writes = [WriteSnapshot(path="changed", content="theirs"), WriteSnapshot(path="deleted", delete=True), last]
     with pytest.raises(PathRefused, match="nothing was applied"):
         Workspace(tmp_path).apply(writes)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["changed", "deleted", "file", "folder", "pipe"]
@@ -199,7 +199,7 @@ def test_a_path_below_a_file_does_not_exist(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     folder = Workspace(tmp_path)
     assert (folder.read("file/below"), folder.read("missing"), folder.kind("file/below")) == (None, None, "")
-    assert folder.apply([ProposedWrite(path="file/below", delete=True)]) == ["file/below"]
+    assert folder.apply([WriteSnapshot(path="file/below", delete=True)]) == ["file/below"]
 
 
 def test_files_are_listed_without_links_and_excluded_folders(tmp_path: Path) -> None:
@@ -208,6 +208,42 @@ def test_files_are_listed_without_links_and_excluded_folders(tmp_path: Path) -> 
         (tmp_path / name).touch()
     (tmp_path / "link").symlink_to("a.txt")
     assert list(Workspace(tmp_path).files()) == ["a.txt", "b/a.txt", "b/z.txt"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ".git/hooks/pre-commit",
+        ".git/config",
+        ".GIT/config",
+        ".git",
+        ".holdfast/runs.db",
+        "sub/.git/config",
+        "to_git/config",
+    ],
+)
+def test_excluded_folders_are_neither_read_nor_written_nor_applied_into(tmp_path: Path, path: str) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "config").write_text("secret")
+    (tmp_path / "to_git").symlink_to(".git")
+    overlay = Overlay(Workspace(tmp_path))
+    for use in (lambda: overlay.read(path), lambda: overlay.write(path, "x"), lambda: overlay.delete(path)):
+        with pytest.raises(PathRefused):
+            use()
+    for delete in (False, True):
+        with pytest.raises(PathRefused):
+            Workspace(tmp_path).apply([WriteSnapshot(path="fine.txt"), WriteSnapshot(path=path, delete=delete)])
+    assert (tmp_path / ".git" / "config").read_text() == "secret"
+    assert [each.name for each in (tmp_path / ".git").iterdir()] == ["config"]
+    assert overlay.search("secret") == []
+
+
+@pytest.mark.parametrize(
+    "path", [".github/workflows/ci.yml", ".envrc", "a/conftest.py", "Makefile", "hooks/x", "setup.py"]
+)
+def test_files_that_programs_execute_are_risky(path: str) -> None:
+    assert is_risky(path)
+    assert not is_risky("src/main.py")
 
 
 def test_what_is_applied_is_synced_before_and_after_it_takes_its_name(
@@ -232,10 +268,10 @@ def test_what_is_applied_is_synced_before_and_after_it_takes_its_name(
     monkeypatch.setattr(os, "rename", record_rename)
     monkeypatch.setattr(os, "unlink", record_unlink)
     folder = Workspace(tmp_path)
-    folder.apply([ProposedWrite(path="new/file", content="12345")])
+    folder.apply([WriteSnapshot(path="new/file", content="12345")])
     assert made == ["fsync folder", "fsync 5", "rename", "fsync folder"]
     made.clear()
-    folder.apply([ProposedWrite(path="new/file", delete=True)])
+    folder.apply([WriteSnapshot(path="new/file", delete=True)])
     assert made == ["unlink", "fsync folder"]
 
 
@@ -247,5 +283,5 @@ def test_a_write_that_fails_leaves_the_file_and_nothing_else(tmp_path: Path, mon
 
     monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(PathRefused, match="file: Input/output error"):
-        Workspace(tmp_path).apply([ProposedWrite(path="file", content="new")])
+        Workspace(tmp_path).apply([WriteSnapshot(path="file", content="new")])
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "old")]

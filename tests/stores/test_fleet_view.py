@@ -3,7 +3,7 @@
 from holdfast.checkpoint.fleet import SupportsFleetView
 from holdfast.checkpoint.record import RELEASE_STATUSES, Release, RunStatus
 from holdfast.stores.from_url import store_from_url
-from holdfast.stores.shared import SharedStore
+from holdfast.stores.wrapper import StoreWrapper
 from holdfast.testing.store_processes.store_under_test import add_worker, create_claimed, make_run
 
 
@@ -31,7 +31,7 @@ async def test_runs_are_counted_by_status_up_to_a_limit(store_url: str) -> None:
 
 
 async def test_workers_without_runs_are_listed_through_a_wrapper(store_url: str) -> None:
-    store = SharedStore(store_from_url(store_url))
+    store = StoreWrapper(store_from_url(store_url))
     await store.open()
     try:
         workers = sorted([await add_worker(store), await add_worker(store)])

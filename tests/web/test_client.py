@@ -106,7 +106,7 @@ async def test_a_result_of_a_fan_out_is_picked(site: Site) -> None:
             await client.pick("client-4", "fake:four")
         picked = await client.pick("client-4", "fake:two")
         assert picked is not None
-        assert (picked.run_id, picked.result) == ("client-4", "fake:two")
+        assert (picked.run_id, picked.value) == ("client-4", "fake:two")
         assert await client.get_pick("client-4") == picked
         assert await client.pick("client-4", "") is None
         assert await client.get_pick("client-4") is None

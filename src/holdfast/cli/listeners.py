@@ -3,7 +3,7 @@
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
@@ -256,9 +256,11 @@ class _Panel:
 class LivePanels(LiveListener):
     """Shows a panel for each model of a comparison."""
 
-    def __init__(self, cells: Sequence[str]) -> None:
+    def __init__(self, cells: Mapping[str, str]) -> None:
+        """Make the panels. `cells` are the ids of the models, by the names of their agents."""
         super().__init__()
-        self._panels = {cell: _Panel() for cell in cells}
+        self._cells = cells
+        self._panels = {cell: _Panel() for cell in cells.values()}
 
     async def on_event(self, info: RunInfo, event: Event) -> None:
         panel = self._find_panel(info)
@@ -289,8 +291,8 @@ class LivePanels(LiveListener):
         self._set_finished(info, _get_status(error), style, format_error(error))
 
     def _find_panel(self, info: RunInfo) -> _Panel | None:
-        """Return the panel of a cell's run; `None` for a child run."""
-        return self._panels.get(info.labels.get("cell", "")) if info.parent_run_id is None else None
+        """Return the panel of a cell's run; `None` for the fan-out, and for a child run of a cell."""
+        return self._panels.get(self._cells.get(info.agent_name, ""))
 
     def _set_activity(self, info: RunInfo, panel: _Panel, activity: str, *, text: str | None = None) -> None:
         panel.activity, panel.since, panel.style = activity, time.monotonic(), "cyan"
@@ -306,7 +308,7 @@ class LivePanels(LiveListener):
 
     def _print_plain(self, info: RunInfo, text: str) -> None:
         if self._live is None:
-            self._output.print_line(f"{info.labels['cell']} {one_line(text, _TEXT_LENGTH)}")
+            self._output.print_line(f"{self._cells[info.agent_name]} {one_line(text, _TEXT_LENGTH)}")
 
     def _render(self) -> "RenderableType":
         from rich.columns import Columns

@@ -26,7 +26,7 @@ from holdfast.core.run.run_events import (
 )
 from holdfast.core.run.waiting import WaitingCall, describe_decision
 from holdfast.db.urls import redact_url
-from holdfast.runtime.operations.verdicts import Pick
+from holdfast.runtime.operations.verdicts import Verdict
 from holdfast.runtime.reading import formatting
 from holdfast.runtime.reading.pending_calls import PendingCall
 from holdfast.runtime.reading.transcript import Call, TranscriptItem
@@ -122,10 +122,10 @@ def format_call(call: Call, *, full: bool = False) -> str:
     return f"{call.tool}({arguments}) {call.effect + ' ' if call.effect else ''}{call.call_id}"
 
 
-def format_pick(pick: Pick) -> str:
+def format_pick(pick: Verdict) -> str:
     """Format what was picked, by whom and when."""
     by = f" by {pick.by}" if pick.by else ""
-    return f"{pick.result}{by}, {format_time(pick.at)}"
+    return f"{pick.value}{by}, {format_time(pick.at)}"
 
 
 def format_time(at: datetime) -> str:

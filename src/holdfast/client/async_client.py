@@ -16,7 +16,7 @@ from holdfast.core.run.info import new_run_id
 from holdfast.core.run.run_events import Event
 from holdfast.core.run.waiting import Answer, Approve, Deny
 from holdfast.runtime.conversations import When
-from holdfast.runtime.operations.verdicts import Pick
+from holdfast.runtime.operations.verdicts import Verdict
 from holdfast.runtime.reading.run_views import RunDetails, RunList
 from holdfast.web.wire import (
     AnswerRequest,
@@ -260,7 +260,7 @@ class AsyncClient:
 
     # -- several results ----------------------------------------------------------------------------------------
 
-    async def pick(self, run_id: str, result: str) -> Pick | None:
+    async def pick(self, run_id: str, result: str) -> Verdict | None:
         """Pick one of several results, and return the pick. The server records who it was.
 
         Args:
@@ -273,7 +273,7 @@ class AsyncClient:
         body = PickRequest(result=result)
         return (await self._requests.post(f"{_make_path(run_id)}/pick", body, PickResponse)).pick
 
-    async def get_pick(self, run_id: str) -> Pick | None:
+    async def get_pick(self, run_id: str) -> Verdict | None:
         """Return the newest pick among the results of a run; `None` if a person has picked none."""
         return (await self._requests.get(f"{_make_path(run_id)}/pick", PickResponse)).pick
 

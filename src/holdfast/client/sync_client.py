@@ -13,7 +13,7 @@ from holdfast.core.errors import DefinitionError
 from holdfast.core.run.run_events import Event
 from holdfast.core.run.waiting import Answer
 from holdfast.runtime.conversations import When
-from holdfast.runtime.operations.verdicts import Pick
+from holdfast.runtime.operations.verdicts import Verdict
 from holdfast.runtime.reading.run_views import RunDetails, RunList
 from holdfast.web.wire import RunResult, TurnSummary
 
@@ -149,11 +149,11 @@ class Client:
         call = partial(self._client.fork, run_id, at_step, edited=edited, results=results, new_id=new_id)
         return self._open_portal.call(call)
 
-    def pick(self, run_id: str, result: str) -> Pick | None:
+    def pick(self, run_id: str, result: str) -> Verdict | None:
         """Pick one of several results, and return the pick. Arguments as for `AsyncClient.pick`."""
         return self._open_portal.call(self._client.pick, run_id, result)
 
-    def get_pick(self, run_id: str) -> Pick | None:
+    def get_pick(self, run_id: str) -> Verdict | None:
         """Return the newest pick among the results of a run; `None` if a person has picked none."""
         return self._open_portal.call(self._client.get_pick, run_id)
 

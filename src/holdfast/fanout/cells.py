@@ -1,19 +1,24 @@
 """The cells of a fan-out: one agent for each model, or for each pair of a model and a variant; and the settings."""
 
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
+import msgspec
+
 from holdfast.core.agents.agent import Agent, AgentSource, Bounds
 from holdfast.core.agents.tool import Tool
 from holdfast.core.errors import DefinitionError
+from holdfast.core.execution.child_runs import child_run_id
 from holdfast.core.ports import Budget, RunListener
-from holdfast.core.run.info import AgentDetails, RunInfo
+from holdfast.core.run.info import AgentDetails, RunInfo, check_run_id
 from holdfast.core.validation import check_count, check_duration, check_flag, check_text, check_type
+
+#: The names of the agents of all fan-outs begin with it.
+AGENT_PREFIX = "fanout/"
 
 #: A model callable, an agent of holdfast or pydantic-ai, or the name of a model such as `openai:gpt-5`.
 ModelSpec = Any
@@ -45,7 +50,7 @@ class CellSettings:
 
 
 class CellAgent:
-    """An agent under the name of its cell, so that no other App claims its runs."""
+    """An agent under the name of its cell, with the file tools of the workspace."""
 
     def __init__(self, name: str, inner: AgentSource, instructions: str | None, tools: Sequence[Tool]) -> None:
         self.name = name
@@ -77,21 +82,28 @@ class Cell:
     provider: str
     prompt: str
     agent: CellAgent
+    #: The child run of the fan-out's run.
+    run_id: str
 
-    def run_id(self, fanout_id: str) -> str:
-        return make_cell_run_id(self.id, fanout_id)
+
+def make_cell_run_id(fanout_id: str, cell_id: str) -> str:
+    """Return the id of a cell's run. It is the same in every attempt of the fan-out."""
+    return child_run_id(fanout_id, 1, cell_id, cell_id)
 
 
-def make_cell_run_id(cell_id: str, fanout_id: str) -> str:
-    """Return the id of a cell's run. It stays the same when the fan-out is resumed."""
-    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", cell_id)[:60]
-    return f"{fanout_id}:{readable}-{hashlib.sha256(cell_id.encode()).hexdigest()[:8]}"
+def make_fanout_id(prompt: str, cell_ids: Sequence[str]) -> str:
+    """Return the id of the fan-out of this prompt to these cells."""
+    digest = hashlib.sha256(msgspec.json.encode([prompt, cell_ids])).hexdigest()
+    return f"fanout-{digest[:16]}"
 
 
 def build_cells(
-    models: ModelSpecs, variants: Sequence[Variant], prompt: str, settings: CellSettings
-) -> tuple[Cell, ...]:
-    """Build a cell for every model and every variant, model by model.
+    models: ModelSpecs, variants: Sequence[Variant], prompt: str, settings: CellSettings, fanout_id: str = ""
+) -> tuple[str, tuple[Cell, ...]]:
+    """Build a cell for every model and every variant, model by model. Return the id of the fan-out with them.
+
+    Args:
+        fanout_id: without it, the id is derived from the prompt and the cells.
 
     Raises:
         DefinitionError: there are no models, two have the same id, or something is not a model.
@@ -102,15 +114,28 @@ def build_cells(
         raise DefinitionError("two variants have the same name")
     if not by_id:
         raise DefinitionError("a fan-out needs at least one model")
-    cells = [
-        _build_cell(model_id, model, variant, prompt, settings)
-        for model_id, model in by_id.items()
-        for variant in columns
-    ]
-    for cell_id, count in Counter(cell.id for cell in cells).items():
+    pairs = [(model_id, variant) for model_id in by_id for variant in columns]
+    cell_ids = [model_id if variant is None else f"{model_id}~{variant.name}" for model_id, variant in pairs]
+    for cell_id, count in Counter(cell_ids).items():
         if count > 1:
             raise DefinitionError(f"two cells have the id {cell_id!r}: choose other names for models or variants")
-    return tuple(cells)
+    fanout_id = fanout_id or make_fanout_id(prompt, cell_ids)
+    check_run_id(fanout_id)
+    cells = []
+    for cell_id, (model_id, variant) in zip(cell_ids, pairs, strict=True):
+        source = _build_source(by_id[model_id], cell_id, settings)
+        instructions = variant.instructions if variant is not None else None
+        name = f"{AGENT_PREFIX}{fanout_id}/{cell_id}"
+        cells.append(
+            Cell(
+                id=cell_id,
+                provider=model_id.partition(":")[0],
+                prompt=f"{variant.prompt}\n\n{prompt}" if variant is not None and variant.prompt else prompt,
+                agent=CellAgent(name, source, instructions, settings.file_tools),
+                run_id=make_cell_run_id(fanout_id, cell_id),
+            )
+        )
+    return fanout_id, tuple(cells)
 
 
 def _index_by_name(models: Sequence[ModelSpec]) -> dict[str, ModelSpec]:
@@ -123,17 +148,6 @@ def _index_by_name(models: Sequence[ModelSpec]) -> dict[str, ModelSpec]:
             raise DefinitionError(f"two models are named {name!r}: give them as a mapping from ids")
         by_name[name] = model
     return by_name
-
-
-def _build_cell(model_id: str, model: ModelSpec, variant: Variant | None, prompt: str, settings: CellSettings) -> Cell:
-    cell_id = model_id if variant is None else f"{model_id}~{variant.name}"
-    source = _build_source(model, cell_id, settings)
-    return Cell(
-        id=cell_id,
-        provider=model_id.partition(":")[0],
-        prompt=f"{variant.prompt}\n\n{prompt}" if variant is not None and variant.prompt else prompt,
-        agent=CellAgent(f"fanout/{cell_id}", source, variant.instructions if variant else None, settings.file_tools),
-    )
 
 
 def _build_source(model: ModelSpec, cell_id: str, settings: CellSettings) -> AgentSource:
@@ -153,7 +167,7 @@ def _build_source(model: ModelSpec, cell_id: str, settings: CellSettings) -> Age
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FanoutSettings:
-    """Limits, resuming and ports of a fan-out.
+    """Limits, resuming and ports of a fan-out. With an App of your own, its ports and settings apply instead.
 
     Raises:
         DefinitionError: a field has a wrong type or value.
@@ -166,15 +180,13 @@ class FanoutSettings:
     max_per_provider: int | Mapping[str, int] = 4
     #: For models; an agent has its own.
     bounds: Bounds | None = None
-    #: Prefix of the run ids. Without it, an id is derived from the prompt and the models.
+    #: The id of the fan-out's run. Without it, an id is derived from the prompt and the models.
     fanout_id: str = ""
-    #: On a resume, resume failed models too.
+    #: Resume the models that have failed.
     retry_failed: bool = False
-    #: Log each step of each model at INFO level, with the logger `holdfast.fanout`. Stored in the checkpoint: a
+    #: Log each step of each model at INFO level, with the logger `holdfast.fanout`. Stored in the checkpoint file: a
     #: resumed fan-out is verbose if either of them is.
     verbose: bool = False
-    #: How long the responses of a finished fan-out stay readable in the store. Zero: they are not kept.
-    retention: timedelta = timedelta(days=7)
     #: Time that the models get to finish their step when the fan-out is stopped.
     shutdown_timeout: timedelta = timedelta(seconds=30)
     #: Stop on SIGINT and SIGTERM, unless the process has handlers for them.
@@ -190,7 +202,6 @@ class FanoutSettings:
         if self.bounds is not None:
             check_type("bounds", self.bounds, Bounds)
         check_text("fanout_id", self.fanout_id)
-        check_duration("retention", self.retention)
         check_duration("shutdown_timeout", self.shutdown_timeout)
         for name in ("retry_failed", "verbose", "handle_signals"):
             check_flag(name, getattr(self, name))

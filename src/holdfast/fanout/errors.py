@@ -24,20 +24,6 @@ class CorruptCheckpoint(FanoutError):
         self.reason = reason
 
 
-class FanoutMismatch(FanoutError):
-    """The checkpoint belongs to another prompt or to other models.
-
-    What to do: Resume with the prompt and the models of the checkpoint, or start a new fan-out.
-    """
-
-
-class FanoutBusy(FanoutError):
-    """Another process executes this fan-out.
-
-    What to do: Wait for the other process, or end it first.
-    """
-
-
 class PathRefused(FanoutError):
     """A path leads out of the workspace, or cannot be read or written.
 

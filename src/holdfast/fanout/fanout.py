@@ -1,44 +1,50 @@
-"""Fanout: one prompt to many models at the same time, each as a durable run."""
+"""Fanout: one prompt to many models, as a durable run with one child run for each model."""
 
 import asyncio
-import hashlib
-from collections.abc import Callable, Sequence
-from datetime import timedelta
+import logging
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from holdfast.app import App
+from holdfast.checkpoint.errors import RunBusy, RunNotFound
+from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore
 from holdfast.concurrency import shielded
-from holdfast.config import CheckpointSettings, Retention, WorkerSettings
+from holdfast.config import WorkerSettings
+from holdfast.core.agents.agent import AgentSource
 from holdfast.core.agents.tool import Tool
-from holdfast.core.run.info import check_run_id, new_run_id
-from holdfast.fanout.cells import Cell, CellSettings, FanoutSettings, ModelSpecs, Variant, build_cells, make_cell_run_id
-from holdfast.fanout.checkpoint import FanoutCheckpoint
-from holdfast.fanout.errors import FanoutError, FanoutMismatch
-from holdfast.fanout.finished import keep_finished
+from holdfast.core.errors import DefinitionError, RunInterrupted, RunLost, RunParked
+from holdfast.core.run.waiting import RunWaiting
+from holdfast.fanout import checkpoint_file
+from holdfast.fanout.cell_runner import CellRunner, FanoutAgent
+from holdfast.fanout.cells import AGENT_PREFIX, Cell, CellSettings, FanoutSettings, ModelSpecs, Variant, build_cells
+from holdfast.fanout.checkpoint_file import Checkpoint, IncrementalSaver
+from holdfast.fanout.errors import FanoutError
 from holdfast.fanout.overlay import Overlay, make_file_tools
-from holdfast.fanout.progress import ProgressRecorder
-from holdfast.fanout.runner import CellRunner
-from holdfast.fanout.saver import IncrementalSaver
-from holdfast.fanout.snapshot import ModelResponse, Snapshot
-from holdfast.fanout.storage import CheckpointFile, CheckpointLocation, CheckpointRun
+from holdfast.fanout.responses import ModelResponse, list_unfinished, read_responses
 from holdfast.fanout.workspace import Workspace
+from holdfast.runtime.operations.verdicts import remove_verdicts
 from holdfast.stores.from_url import store_from_url
-from holdfast.stores.shared import SharedStore
 
-#: A model's run stays in the store until the checkpoint has its response, even if the resume comes years later.
-_TEN_YEARS = timedelta(days=3650)
-_RUN_RETENTION = Retention(done=_TEN_YEARS, failed=_TEN_YEARS, cancelled=_TEN_YEARS)
+log = logging.getLogger("holdfast.fanout")
+
+_POLL_INTERVAL = timedelta(seconds=1)
+
+#: A run that stops with one of these can be resumed. Its responses say how far it is.
+_RESUMABLE_ERRORS = (RunInterrupted, RunParked, RunLost, RunWaiting)
 
 
 class Fanout:
     """One prompt to N models, or to N models times M variants, at the same time.
 
-    Each cell (a model, or a model with a variant) is a durable run, and the fan-out has one checkpoint. `run` resumes
-    an interrupted fan-out: it does not ask models again that have answered, and resumes the others mid-loop.
+    A fan-out is a run, and each cell (a model, or a model with a variant) is a child run of it. The run id is an
+    identity: `run` again resumes an interrupted fan-out, and returns the recorded responses of a finished one. It
+    does not ask models again that have answered, and resumes the others mid-loop.
     """
 
     def __init__(
@@ -52,7 +58,6 @@ class Fanout:
         workspace: Path | str | None = None,
         store: RunStore | str = "",
         checkpoint: Path | str | None = None,
-        on_complete: Callable[[Sequence[ModelResponse]], None] | None = None,
         settings: FanoutSettings | None = None,
     ) -> None:
         """Define a fan-out; `run` starts it.
@@ -63,18 +68,17 @@ class Fanout:
             instructions: for models; an agent has its own.
             tools: for models; an agent has its own.
             workspace: a folder whose files the models may read and propose changes to.
-            store: stores the runs of the models: a store, or the URL of one. `run` opens and closes it. Fan-outs that
-                run at the same time share one through a `SharedStore`.
-            checkpoint: the checkpoint file of the fan-out. Without it the checkpoint is in the store.
-            on_complete: called with the responses when every model has finished, before the checkpoint is removed.
+            store: stores the runs: a store, or the URL of one. `run` opens and closes it, unless it is given an App.
+            checkpoint: a file that also has the latest snapshot of each model while the fan-out is not finished. The
+                completed responses in it are taken over, if the store does not have them.
 
         Raises:
             DefinitionError: something is not a model, or two have the same id.
             PathRefused: the workspace does not exist.
-            InvalidRunId: `fanout_id` is not a valid prefix of run ids.
+            InvalidRunId: `fanout_id` is not a valid run id.
         """
         self._settings = settings or FanoutSettings()
-        self._prompt, self._on_complete = prompt, on_complete
+        self._prompt, self._store = prompt, store
         self._workspace = Workspace(workspace) if workspace is not None else None
         #: By run id.
         self._overlays: dict[str, Overlay] = {}
@@ -82,210 +86,229 @@ class Fanout:
         cell_settings = CellSettings(
             instructions=instructions, tools=tuple(tools), bounds=self._settings.bounds, file_tools=file_tools
         )
-        self._cells = build_cells(models, variants, prompt, cell_settings)
-        given = store_from_url(store or None) if isinstance(store, str) else store
-        self._store = given if isinstance(given, SharedStore) else SharedStore(given)
+        self.run_id, self._cells = build_cells(models, variants, prompt, cell_settings, self._settings.fanout_id)
+        self._agent = FanoutAgent(f"{AGENT_PREFIX}{self.run_id}", self._cells)
         # Absolute: a tool may change the working directory.
         self._checkpoint_path = Path(checkpoint).absolute() if checkpoint is not None else None
-        if fanout_id := self._settings.fanout_id:
-            for cell in self._cells:
-                check_run_id(cell.run_id(fanout_id))
-        #: Once `run` has returned and every model has finished: the run of the store that keeps the responses.
-        #: `load_finished` reads them.
-        self.finished_id: str | None = None
-        #: The open App.
+        #: The App that `run` has opened.
         self._app: App | None = None
-        self._stopped = False
+        self._stopped = asyncio.Event()
 
     @property
     def adapter_ids(self) -> tuple[str, ...]:
         """The ids of the cells, in their order."""
         return tuple(cell.id for cell in self._cells)
 
+    @property
+    def agents(self) -> tuple[AgentSource, ...]:
+        """The agents of the fan-out and of its cells, in their order: for an App of your own."""
+        return (self._agent, *(cell.agent for cell in self._cells))
+
     def run_sync(self, *, resume: bool = True) -> list[ModelResponse]:
         """`run` for code without an event loop."""
         return asyncio.run(self.run(resume=resume))
 
-    async def run(self, *, resume: bool = True) -> list[ModelResponse]:
+    async def run(self, app: App | None = None, *, resume: bool = True) -> list[ModelResponse]:
         """Ask every model, and return the responses in the order of the models.
 
-        A model that fails has an error in its response; the others continue. If the fan-out is stopped, the responses
-        of unfinished models are marked as interrupted and the checkpoint stays. It also stays if this call is
-        cancelled or the event loop ends.
+        A model that fails has an error in its response; the others continue. A model that has not finished is marked
+        as interrupted: the fan-out was stopped, or its provider is unavailable. `run` again resumes it.
 
         Args:
-            resume: resume an interrupted fan-out; if False, discard it and start over.
+            app: an open App with `agents` among its agents. Fan-outs that run at the same time share one. Without
+                it, `run` opens an App, and closes it at the end.
+            resume: resume an interrupted fan-out; if False, remove it and start over.
 
         Raises:
-            CorruptCheckpoint: the checkpoint cannot be read.
-            FanoutMismatch: the checkpoint belongs to another prompt or to other models.
-            FanoutBusy: another process executes this fan-out.
+            RunConflict: a run with this id has another prompt or other models.
+            RunCancelled: the fan-out was cancelled.
+            FanoutError: the checkpoint file belongs to another fan-out, or cannot be read.
             StoreError: the store failed.
         """
-        self._stopped, self.finished_id = False, None
-        await self._store.open()
+        self._stopped.clear()
+        checkpoint = await asyncio.to_thread(self._load_checkpoint, resume=resume)
+        if app is not None:
+            store = _get_store(app)
+            await self._execute(app, self._make_runner(store, checkpoint), resume=resume)
+            return await self._finish(store)
+        store = store_from_url(self._store or None) if isinstance(self._store, str) else self._store
+        await self._execute_alone(store, self._make_runner(store, checkpoint), resume=resume)
+        await store.open()  # the App has closed it
         try:
-            location = self._make_location()
-            try:
-                checkpoint = await location.open()
-                if checkpoint is not None and not resume:
-                    await _discard(checkpoint, location, self._store)
-                    checkpoint = None
-                return await self._run(location, checkpoint)
-            finally:
-                await location.close()
+            return await self._finish(store)
         finally:
-            await self._store.close()
+            await store.close()
 
     async def stop(self, timeout: timedelta | None = None) -> None:
-        """Stop after the current steps. `run` then returns."""
-        self._stopped = True
+        """Stop after the current steps. `run` then returns. In an App of your own, the run continues there."""
+        self._stopped.set()
         if self._app is not None:
             await self._app.shutdown(timeout)
 
-    # -- the checkpoint -----------------------------------------------------------------------------------------
+    # -- the run ------------------------------------------------------------------------------------------------
 
-    def _make_location(self) -> CheckpointLocation:
+    def _make_runner(self, store: RunStore, checkpoint: Checkpoint | None) -> CellRunner:
+        saver = None
         if self._checkpoint_path is not None:
-            return CheckpointFile(self._checkpoint_path)
-        return CheckpointRun(self._store, self._stable_id())
-
-    def _stable_id(self) -> str:
-        if self._settings.fanout_id:
-            return self._settings.fanout_id
-        digest = hashlib.sha256(msgspec.json.encode([self._prompt, self.adapter_ids])).hexdigest()
-        return f"fanout-{digest[:16]}"
-
-    def _new_id(self) -> str:
-        if self._checkpoint_path is None or self._settings.fanout_id:
-            return self._stable_id()
-        return f"fanout-{new_run_id()}"
-
-    def _check_match(self, checkpoint: FanoutCheckpoint) -> None:
-        if (checkpoint.prompt, checkpoint.adapter_ids) != (self._prompt, self.adapter_ids):
-            raise FanoutMismatch(
-                f"the checkpoint belongs to another fan-out, of {', '.join(checkpoint.adapter_ids)} and the prompt "
-                f"{checkpoint.prompt[:60]!r}: resume that one, or discard it with resume=False"
-            )
-
-    def _make_saver(self, location: CheckpointLocation, checkpoint: FanoutCheckpoint | None) -> IncrementalSaver:
-        snapshots = checkpoint.snapshots if checkpoint is not None else ()
-        verbose = self._settings.verbose or (checkpoint is not None and checkpoint.verbose)
-        return IncrementalSaver(
-            location,
-            self._prompt,
-            self.adapter_ids,
-            verbose,
-            snapshots=[self._reopen_if_failed(snapshot) for snapshot in snapshots],
-            fanout_id=checkpoint.fanout_id if checkpoint is not None else self._new_id(),
-            timestamp=checkpoint.timestamp if checkpoint is not None else None,
-            keep_finished=True,
+            verbose = self._settings.verbose or (checkpoint is not None and checkpoint.verbose)
+            saver = IncrementalSaver(self._checkpoint_path, self._prompt, self.adapter_ids, verbose)
+        self._overlays.clear()
+        return CellRunner(
+            self._cells,
+            store,
+            self._settings,
+            workspace=self._workspace,
+            overlays=self._overlays,
+            saver=saver,
+            checkpoint=checkpoint,
         )
 
-    def _reopen_if_failed(self, snapshot: Snapshot) -> Snapshot:
-        if self._settings.retry_failed and snapshot.status == "failed":
-            return msgspec.structs.replace(snapshot, interrupted=True, error=None)
-        return snapshot
-
-    # -- the cells ----------------------------------------------------------------------------------------------
-
-    async def _run(self, location: CheckpointLocation, checkpoint: FanoutCheckpoint | None) -> list[ModelResponse]:
-        if checkpoint is not None:
-            self._check_match(checkpoint)
-        saver = self._make_saver(location, checkpoint)
-        try:
-            await self._run_cells(saver)
-            responses = [snapshot.to_response() for snapshot in saver.snapshots]
-            if not any(response.interrupted for response in responses):
-                await self._complete(responses, saver)
-            return responses
-        finally:
-            await shielded(saver.aclose())
-
-    async def _complete(self, responses: Sequence[ModelResponse], saver: IncrementalSaver) -> None:
-        """Report and keep the responses, then remove the runs and the checkpoint."""
-        if self._on_complete is not None:
-            await asyncio.to_thread(self._on_complete, responses)
-        if self._settings.retention:
-            checkpoint = FanoutCheckpoint(
-                fanout_id=saver.fanout_id,
-                prompt=self._prompt,
-                timestamp=saver.timestamp,
-                adapter_ids=self.adapter_ids,
-                snapshots=saver.snapshots,
-            )
-            self.finished_id = await keep_finished(self._store, checkpoint, self._settings.retention)
-        for cell in self._cells:
-            await self._store.remove(cell.run_id(saver.fanout_id))
-        await saver.clear()
-
-    async def _run_cells(self, saver: IncrementalSaver) -> None:
-        interrupted = {snapshot.model_id: snapshot for snapshot in saver.snapshots if snapshot.interrupted}
-        cells = [cell for cell in self._cells if cell.id in interrupted]
-        if not cells:
-            return
-        # The checkpoint is written before the first request, so everything that follows can be resumed.
-        flushes = [saver.update(snapshot.to_partial()) for snapshot in interrupted.values()]
-        if not await flushes[-1]:
-            raise FanoutError("the checkpoint could not be written, so no model was asked: see the log")
-        self._overlays.clear()
-        recorder = ProgressRecorder(self._cells, saver, self._workspace, self._overlays, self._settings.listener)
-        app = self._make_app(cells, recorder)
-        runner = CellRunner(app, self._store, recorder, saver, self._settings)
+    async def _execute_alone(self, store: RunStore, runner: CellRunner, *, resume: bool) -> None:
+        """Execute the fan-out in an App of its own."""
+        settings = self._settings
+        worker = WorkerSettings(
+            take_runs=False, shutdown_timeout=settings.shutdown_timeout, handle_signals=settings.handle_signals
+        )
+        app = App(self.agents, store, worker=worker, budget=settings.budget, listener=runner)
         async with app:
             self._app = app
-            if not self._stopped:
-                await _run_all(runner, cells, app)
+            try:
+                await self._execute(app, runner, resume=resume)
+            except BaseException:
+                # Interrupts the models' runs. A timeout of zero does not wait for a store that does not answer.
+                await shielded(app.shutdown(timedelta(0)), suppress_cancel=True)
+                raise
+            finally:
+                self._app = None
 
-    def _make_app(self, cells: Sequence[Cell], recorder: ProgressRecorder) -> App:
-        worker = WorkerSettings(
-            take_runs=False,
-            shutdown_timeout=self._settings.shutdown_timeout,
-            handle_signals=self._settings.handle_signals,
-        )
-        return App(
-            [cell.agent for cell in cells],
-            self._store,
-            checkpoint=CheckpointSettings(retention=_RUN_RETENTION),
-            worker=worker,
-            audit=recorder,
-            budget=self._settings.budget,
-            listener=recorder,
-        )
+    async def _execute(self, app: App, runner: CellRunner, *, resume: bool) -> None:
+        store = _get_store(app)
+        if not resume:
+            await store.remove(self.run_id)
+            await remove_verdicts(store, self.run_id)
+        self._agent.runner = runner
+        try:
+            if self._stopped.is_set():
+                return
+            unfinished = await list_unfinished(store, self.run_id, failed=self._settings.retry_failed)
+            await self._wait(app, self.run_id, self._run(app))
+            if unfinished and not self._stopped.is_set():
+                await self._retry(app, runner, unfinished)
+        finally:
+            self._agent.runner = None
+
+    async def _run(self, app: App) -> None:
+        """Run the fan-out to its end. If it waits for a provider, try that one again now."""
+        run_id, inputs = self.run_id, {"cells": list(self.adapter_ids)}
+        await app.submit(self._agent, self._prompt, inputs=inputs, run_id=run_id)
+        if (await _get_store(app).get_record(run_id)).status is RunStatus.WAITING:
+            with suppress(RunBusy):  # another process has just resumed it
+                await app.resume(run_id)
+        await app.run(self._agent, self._prompt, inputs=inputs, run_id=run_id)
+
+    async def _wait(self, app: App, run_id: str, run: Coroutine[Any, Any, Any]) -> None:
+        """Wait for the end of a run, in vain if it can be resumed later.
+
+        The App would wait until an unavailable provider is back: a fan-out does not.
+        """
+        tasks = [
+            asyncio.ensure_future(run),
+            asyncio.ensure_future(_wait_for_outage(_get_store(app), run_id)),
+            asyncio.ensure_future(self._stopped.wait()),
+        ]
+        ended = tasks[0]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if self._stopped.is_set() and self._app is not None:
+                await asyncio.wait([ended])  # `stop` shuts the App down
+            if ended.done():
+                with suppress(*_RESUMABLE_ERRORS):
+                    ended.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _retry(self, app: App, runner: CellRunner, cells: Collection[str]) -> None:
+        """Resume the runs of models that have failed, or whose retry was interrupted."""
+
+        async def retry(cell: Cell) -> None:
+            try:
+                await runner.open_cell(cell)
+                await self._wait(app, cell.run_id, app.resume(cell.run_id))
+            except Exception as exc:  # the model's or a tool's own error: its response has it
+                log.debug("%s has failed again: %s", cell.id, exc)
+            if (response := await runner.read_response(cell)) is not None and not response.interrupted:
+                await runner.mark_completed(response)
+
+        await asyncio.gather(*(runner.run_within_limits(cell, retry) for cell in self._cells if cell.id in cells))
+
+    # -- responses and the checkpoint file ----------------------------------------------------------------------
+
+    def _load_checkpoint(self, *, resume: bool) -> Checkpoint | None:
+        if self._checkpoint_path is None:
+            return None
+        if not resume:
+            checkpoint_file.clear(self._checkpoint_path)
+        checkpoint = checkpoint_file.load(self._checkpoint_path)
+        if checkpoint is not None and (checkpoint.prompt, checkpoint.adapter_ids) != (self._prompt, self.adapter_ids):
+            raise FanoutError(
+                f"{self._checkpoint_path} belongs to another fan-out, of {', '.join(checkpoint.adapter_ids)} and the "
+                f"prompt {checkpoint.prompt[:60]!r}: use another file, or discard it with resume=False"
+            )
+        return checkpoint
+
+    async def _finish(self, store: RunStore) -> list[ModelResponse]:
+        """Return the responses. The checkpoint file stays as long as one of them is interrupted."""
+        known: dict[str, ModelResponse] = {}
+        reason = ""
+        with suppress(RunNotFound):  # stopped before it began
+            record = await store.get_record(self.run_id)
+            reason = record.reason if record.status is RunStatus.PARKED else ""
+            known = {each.model_id: each for each in await read_responses(store, self.run_id, self._workspace)}
+        responses = [
+            known.get(each) or ModelResponse(model_id=each, error=reason, interrupted=True) for each in self.adapter_ids
+        ]
+        if self._checkpoint_path is not None:
+            await asyncio.to_thread(self._write_checkpoint, self._checkpoint_path, responses)
+        return responses
+
+    def _write_checkpoint(self, path: Path, responses: Sequence[ModelResponse]) -> None:
+        checkpoint = checkpoint_file.build(self._prompt, self.adapter_ids, responses, self._settings.verbose)
+        if checkpoint is None:
+            checkpoint_file.clear(path)
+        else:
+            existing = checkpoint_file.load(path)
+            verbose = self._settings.verbose or (existing is not None and existing.verbose)
+            checkpoint_file.save(path, msgspec.structs.replace(checkpoint, verbose=verbose))
 
 
-async def discard(path: Path | str, store: RunStore) -> None:
-    """Remove the checkpoint in this file and the runs of its models, which are in the open `store`.
+def _get_store(app: App) -> RunStore:
+    if app.store is None:
+        raise DefinitionError("this App has no store: a fan-out needs one")
+    return app.store
 
-    Raises:
-        CorruptCheckpoint: the checkpoint cannot be read.
-        FanoutBusy: a process executes the fan-out.
-        StoreError: the store failed.
+
+async def _wait_for_outage(store: RunStore, run_id: str) -> None:
+    """Return when the run, or every child that it waits for, is interrupted because its provider is unavailable.
+
+    The outage that an earlier process has left does not count.
     """
-    location = CheckpointFile(Path(path))
-    try:
-        checkpoint = await location.open()
-        if checkpoint is not None:
-            await _discard(checkpoint, location, store)
-    finally:
-        await location.close()
+    earlier: datetime | None = None
+    with suppress(RunNotFound):
+        earlier = (await store.get_record(run_id)).updated_at
+    while True:
+        with suppress(RunNotFound):  # it is being created
+            record = await store.get_record(run_id)
+            if record.updated_at != earlier and await _has_outage(store, record):
+                return
+        await store.wait_for_change(_POLL_INTERVAL)
 
 
-async def _discard(checkpoint: FanoutCheckpoint, location: CheckpointLocation, store: RunStore) -> None:
-    # The checkpoint last: it has the ids of the runs.
-    for cell_id in checkpoint.adapter_ids:
-        await store.remove(make_cell_run_id(cell_id, checkpoint.fanout_id))
-    await asyncio.to_thread(location.write, None)
-
-
-async def _run_all(runner: CellRunner, cells: Sequence[Cell], app: App) -> None:
-    tasks = [asyncio.create_task(runner.run(cell)) for cell in cells]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-    finally:
-        if not all(task.done() for task in tasks):
-            # Interrupts the models' runs. A timeout of zero does not wait for a store that does not answer.
-            await shielded(app.shutdown(timedelta(0)), suppress_cancel=True)
-            await shielded(asyncio.wait(tasks), suppress_cancel=True)
-    for task in tasks:
-        task.result()
+async def _has_outage(store: RunStore, record: RunRecord) -> bool:
+    if record.parent_run_id is not None:
+        return record.status is RunStatus.INTERRUPTED
+    if record.status is not RunStatus.WAITING:
+        return False
+    children = [child async for child in store.list_runs(RunFilter(parent_run_id=record.run_id))]
+    return not any(child.status is RunStatus.WAITING for child in children)

@@ -11,10 +11,9 @@ import msgspec
 from holdfast.core.agents.calls import Effect
 from holdfast.core.agents.tool import Tool, tool
 from holdfast.core.agents.tool_context import current_call
-from holdfast.core.loop import FinishedCall
 from holdfast.fanout.errors import FanoutError, PathRefused, WorkspaceChanged
-from holdfast.fanout.snapshot import ProposedWrite
-from holdfast.fanout.workspace import Workspace
+from holdfast.fanout.workspace import Workspace, WriteSnapshot
+from holdfast.runtime.reading.transcript import Call
 
 #: Limit of lines that a search returns.
 MAX_MATCHES = 200
@@ -35,14 +34,14 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 class Overlay:
     """The proposed writes of one model. Writes nothing to disk. Thread-safe."""
 
-    def __init__(self, workspace: Workspace, writes: Iterable[ProposedWrite] = ()) -> None:
+    def __init__(self, workspace: Workspace, writes: Iterable[WriteSnapshot] = ()) -> None:
         self._workspace = workspace
-        self._writes: dict[str, ProposedWrite] = {write.path: write for write in writes}
+        self._writes: dict[str, WriteSnapshot] = {write.path: write for write in writes}
         self._change_count = 0
         self._lock = threading.RLock()
 
     @property
-    def writes(self) -> tuple[ProposedWrite, ...]:
+    def writes(self) -> tuple[WriteSnapshot, ...]:
         """The proposed writes, sorted by path."""
         with self._lock:
             return tuple(self._writes[path] for path in sorted(self._writes))
@@ -80,7 +79,7 @@ class Overlay:
         with self._lock:
             key = self._workspace.resolve(path)
             self._check_writable(key)
-            return self._propose(ProposedWrite(path=key, content=content))
+            return self._propose(WriteSnapshot(path=key, content=content))
 
     def edit(self, path: str, old: str, new: str) -> Change:
         """Propose to replace `old` by `new`.
@@ -94,7 +93,7 @@ class Overlay:
             count = text.count(old) if old else 0
             if count != 1:
                 raise ValueError(f"{path} contains the old text {count} times: give text that it contains exactly once")
-            return self._propose(ProposedWrite(path=self._workspace.resolve(path), content=text.replace(old, new)))
+            return self._propose(WriteSnapshot(path=self._workspace.resolve(path), content=text.replace(old, new)))
 
     def delete(self, path: str) -> Change:
         """Propose to delete the file.
@@ -106,7 +105,7 @@ class Overlay:
             key = self._workspace.resolve(path)
             if not self._is_file(key):
                 raise FileNotFoundError(f"there is no file {key}")
-            return self._propose(ProposedWrite(path=key, delete=True))
+            return self._propose(WriteSnapshot(path=key, delete=True))
 
     def search(self, text: str, glob: str = "*") -> list[str]:
         """Return the lines that contain `text`, as `path:line: text`, in files whose path matches `glob`."""
@@ -148,20 +147,20 @@ class Overlay:
             if self._is_file(parent) or self._workspace.kind(parent) == "other":
                 raise PathRefused(f"{parent} is a file: nothing can be written below it")
 
-    def _propose(self, write: ProposedWrite) -> Change:
+    def _propose(self, write: WriteSnapshot) -> Change:
         self._writes[write.path] = write
         self._change_count += 1
         return Change(path=write.path, change=self._change_count, crc32=zlib.crc32(write.content.encode()))
 
     # -- after a crash ------------------------------------------------------------------------------------------
 
-    def replay(self, calls: Iterable[FinishedCall]) -> None:
+    def replay(self, calls: Iterable[Call]) -> None:
         """Propose the writes of these calls again, in their order.
 
         Raises:
             WorkspaceChanged: a file changed on disk, so an edit of it cannot be repeated.
         """
-        changes = [(change, call) for call in calls if not call.error and (change := _parse_change(call))]
+        changes = [(change, call) for call in calls if call.state == "done" and (change := _parse_change(call))]
         for change, call in sorted(changes, key=_change_number):
             try:
                 write = self._repeat(change.path, call)
@@ -173,26 +172,26 @@ class Overlay:
                 self._writes[write.path] = write
                 self._change_count = max(self._change_count, change.change)
 
-    def _repeat(self, key: str, call: FinishedCall) -> ProposedWrite:
+    def _repeat(self, key: str, call: Call) -> WriteSnapshot:
         if call.tool == "delete_file":
-            return ProposedWrite(path=key, delete=True)
+            return WriteSnapshot(path=key, delete=True)
         if call.tool == "write_file":
-            return ProposedWrite(path=key, content=call.arguments["content"])
+            return WriteSnapshot(path=key, content=call.arguments["content"])
         text = self._read_text(key)
         if text is None or text.count(call.arguments["old"]) != 1:
             raise ValueError(key)
-        return ProposedWrite(path=key, content=text.replace(call.arguments["old"], call.arguments["new"]))
+        return WriteSnapshot(path=key, content=text.replace(call.arguments["old"], call.arguments["new"]))
 
 
-def _change_number(pair: tuple[Change, FinishedCall]) -> int:
+def _change_number(pair: tuple[Change, Call]) -> int:
     return pair[0].change
 
 
-def _parse_change(call: FinishedCall) -> Change | None:
+def _parse_change(call: Call) -> Change | None:
     if call.tool not in _WRITE_TOOLS:
         return None
     try:
-        return msgspec.convert(call.content, Change)
+        return msgspec.convert(call.result, Change)
     except msgspec.ValidationError:
         return None  # the agent has its own tool of this name
 

@@ -9,16 +9,31 @@ from contextlib import contextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
 
+import msgspec
+
 from holdfast.fanout.errors import PathRefused
-from holdfast.fanout.snapshot import ProposedWrite
 
 #: Larger files are refused.
 MAX_FILE_BYTES = 4 * 1024 * 1024
-#: Folders that `files` skips.
-EXCLUDED_DIRS = frozenset({".git", ".holdfast", ".venv", "node_modules", "__pycache__"})
+#: Models neither read, write nor list what is in these folders: version control and its hooks, stores, installed code.
+EXCLUDED_DIRS = frozenset({".git", ".hg", ".svn", ".holdfast", ".venv", "node_modules", "__pycache__"})
+#: Files that programs execute by themselves, such as hooks, build steps and settings of editors.
+_RISKY_NAMES = frozenset(
+    {"makefile", "dockerfile", "conftest.py", "sitecustomize.py", "setup.py", "package.json", "pyproject.toml"}
+)
+_RISKY_DIRS = frozenset({"hooks"})
 
 _DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_NAME_BYTES = 255
+
+
+class WriteSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A change to one file that a model proposes. `Workspace.apply` makes it."""
+
+    #: Relative to the workspace, with `/`.
+    path: str
+    content: str = msgspec.field(default_factory=str)
+    delete: bool = False
 
 
 class Workspace:
@@ -38,7 +53,8 @@ class Workspace:
         """Return the key of `path`, whether the file exists or not.
 
         Raises:
-            PathRefused: the path leads out of the folder, also through a symbolic link, or is not valid.
+            PathRefused: the path leads out of the folder, also through a symbolic link, into one of `EXCLUDED_DIRS`, or
+                is not valid.
         """
         if not path or os.path.isabs(path) or not _is_valid_path(path):
             raise PathRefused(f"{path!r:.100} is not a path relative to the workspace")
@@ -46,6 +62,8 @@ class Workspace:
         key = os.path.relpath(real, self.root)
         if key == os.curdir or key == os.pardir or key.startswith(os.pardir + os.sep):
             raise PathRefused(f"{path!r:.100} is not in the workspace")
+        if excluded := EXCLUDED_DIRS.intersection(key.casefold().split(os.sep)):
+            raise PathRefused(f"{path!r:.100} is in {min(excluded)}, which is not part of the workspace")
         return key
 
     def read(self, key: str) -> str | None:
@@ -87,17 +105,18 @@ class Workspace:
     def files(self) -> Iterator[str]:
         """Iterate over the keys of all files, sorted. Skips symbolic links, `EXCLUDED_DIRS` and names not in UTF-8."""
         for folder, folders, names in os.walk(self.root):
-            folders[:] = sorted(each for each in folders if each not in EXCLUDED_DIRS)
+            folders[:] = sorted(each for each in folders if each.casefold() not in EXCLUDED_DIRS)
             for name in sorted(names):
                 key = os.path.relpath(os.path.join(folder, name), self.root)
                 if _is_valid_path(key) and self.kind(key) == "file":
                     yield key
 
-    def apply(self, writes: Sequence[ProposedWrite]) -> list[str]:
+    def apply(self, writes: Sequence[WriteSnapshot]) -> list[str]:
         """Check all changes, then make them, each file atomically. Return the changed keys.
 
         Raises:
-            PathRefused: a path leads out of the folder or through a symbolic link, or conflicts with a file or folder:
+            PathRefused: a path leads out of the folder, into one of `EXCLUDED_DIRS` or through a symbolic link, or
+                conflicts with a file or folder:
                 nothing was changed, unless the conflict arose during this call. Or the system refused a change: the
                 changes before it were made.
         """
@@ -179,3 +198,16 @@ def _map_error(key: str, error: OSError) -> PathRefused:
     # O_NOFOLLOW fails with ELOOP, O_DIRECTORY on a link with ENOTDIR.
     is_link = error.errno in (errno.ELOOP, errno.ENOTDIR)
     return PathRefused(f"{key} leads through a symbolic link or a file" if is_link else f"{key}: {error.strerror}")
+
+
+def is_risky(path: str) -> bool:
+    """Return whether a person should read a change to this file first: programs may execute it by themselves.
+
+    Hidden files and folders (settings of tools, editors and CI), hooks, and the files of build tools.
+    """
+    *folders, name = path.casefold().split("/")
+    return (
+        name in _RISKY_NAMES
+        or not _RISKY_DIRS.isdisjoint(folders)
+        or any(part.startswith(".") for part in (*folders, name))
+    )

@@ -11,7 +11,9 @@ from holdfast.checkpoint.fleet import count_runs, measure_queues
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.core.errors import RunCancelled
 from holdfast.core.execution.executor import Executor
+from holdfast.db.tables import TablesError
 from holdfast.runtime.operations.mailing import Mailer
+from holdfast.runtime.operations.verdicts import purge_verdicts
 
 log: logging.Logger = logging.getLogger("holdfast.janitor")
 
@@ -21,7 +23,7 @@ POLL_INTERVAL = timedelta(seconds=1)
 MIN_POLL_INTERVAL = timedelta(milliseconds=50)
 #: How often expired runs are purged, failed releases are retried and runs are counted.
 PURGE_INTERVAL = timedelta(seconds=30)
-#: How often missed parents are woken. Rarely: it reads all interrupted runs.
+#: How often missed parents are woken and verdicts purged. Rarely: it reads all interrupted runs.
 WAKE_INTERVAL = timedelta(minutes=5)
 
 
@@ -47,6 +49,8 @@ class Janitor:
         self._mailer = Mailer(self._store, clock=clock)
         self._task: asyncio.Task[None] | None = None
         self._purged_at = clock.monotonic() - PURGE_INTERVAL.total_seconds()
+        #: The run whose verdicts are looked at next.
+        self._next_verdict = ""
         self._woken_at = clock.monotonic() - WAKE_INTERVAL.total_seconds()
 
     def start(self) -> None:
@@ -65,7 +69,7 @@ class Janitor:
             try:
                 await self._store.wait_for_change(POLL_INTERVAL)
                 await self.tick()
-            except CheckpointError as exc:
+            except (CheckpointError, TablesError) as exc:
                 log.warning("a poll of the store failed, will retry: %s", exc)
                 await self._clock.sleep(POLL_INTERVAL)
             await self._clock.sleep(MIN_POLL_INTERVAL)
@@ -89,6 +93,7 @@ class Janitor:
         if now - self._woken_at >= WAKE_INTERVAL.total_seconds():
             self._woken_at = now
             await self._mailer.wake_missed_parents()
+            self._next_verdict = await purge_verdicts(self._store, self._next_verdict)
 
     async def _count_runs(self) -> None:
         metrics, counts = self._executor.metrics, await count_runs(self._store)

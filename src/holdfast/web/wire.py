@@ -9,7 +9,7 @@ from holdfast.core.run.messages import Usage
 from holdfast.core.run.turns import TurnStatus
 from holdfast.core.run.waiting import Answer, Approve, Deny, Value, WaitingCall
 from holdfast.runtime.conversations import When
-from holdfast.runtime.operations.verdicts import Pick
+from holdfast.runtime.operations.verdicts import Verdict
 
 #: The media type of errors (RFC 9457).
 PROBLEM_JSON = "application/problem+json"
@@ -117,7 +117,7 @@ class PickResponse(msgspec.Struct, frozen=True, kw_only=True):
     """What a person has chosen among the results of a fan-out, of a run and its forks, or of the children of a run."""
 
     #: The newest choice.
-    pick: Pick | None
+    pick: Verdict | None
 
 
 class TurnRequest(_Body, frozen=True, kw_only=True):

@@ -20,16 +20,16 @@ from holdfast.cli.compare.report import (
     format_rows,
     read_preferences,
 )
-from holdfast.fanout import ModelResponse, ProposedWrite
+from holdfast.fanout import ModelResponse, WriteSnapshot
 from holdfast.fanout.workspace import MAX_FILE_BYTES
 
 
-def response(*writes: ProposedWrite) -> ModelResponse:
+def response(*writes: WriteSnapshot) -> ModelResponse:
     return ModelResponse(model_id="m", text="done", proposed_writes=writes)
 
 
-NEW = ProposedWrite(path="new/file.txt", content="hello\n")
-GONE = ProposedWrite(path="old.txt", delete=True)
+NEW = WriteSnapshot(path="new/file.txt", content="hello\n")
+GONE = WriteSnapshot(path="old.txt", delete=True)
 
 
 async def verdicts(folder: Path, given: ModelResponse, *criteria: Criterion) -> list[bool]:
@@ -57,7 +57,7 @@ async def test_a_file_need_not_be_text_to_be_there(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     criteria = [Criterion(file_exists=name) for name in ("logo.png", "large.csv", "folder")]
     assert await verdicts(tmp_path, response(), *criteria) == [True, True, False]
-    gone = ProposedWrite(path="logo.png", delete=True)
+    gone = WriteSnapshot(path="logo.png", delete=True)
     assert await verdicts(tmp_path, response(gone), *criteria) == [False, True, False]
 
 

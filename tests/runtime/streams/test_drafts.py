@@ -17,7 +17,7 @@ from holdfast.events import (
     TextDelta,
 )
 from holdfast.stores.memory import MemoryStore
-from holdfast.stores.shared import SharedStore
+from holdfast.stores.wrapper import StoreWrapper
 
 
 async def test_text_is_seen_at_once_in_the_executing_process(store_url: str) -> None:
@@ -96,9 +96,15 @@ async def test_a_chain_of_models_retracts_the_text_of_the_one_that_failed() -> N
             await collect(events)
 
 
+class UnclosedStore(StoreWrapper):
+    """A store in memory that two Apps use: it stays open when one of them closes it."""
+
+    async def close(self) -> None: ...
+
+
 async def test_a_reply_that_an_interruption_cut_off_is_retracted(store_url: str) -> None:
     model = StreamingModel("Hel", "lo")
-    shared = SharedStore(MemoryStore()) if store_url == "memory:" else store_url
+    shared = UnclosedStore(MemoryStore()) if store_url == "memory:" else store_url
     async with App([], shared, worker=False) as other:
         async with App([Agent(name="a", model=model)], shared) as app:
             run_id = await app.submit("a", "go")

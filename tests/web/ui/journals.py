@@ -1,6 +1,5 @@
 """Stored runs that no agent executes, written straight into a store."""
 
-import asyncio
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -15,8 +14,9 @@ from holdfast.core.execution.waits import WAITS_KEY
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import NATIVE_CODEC, Reply, System, ToolCall, ToolResult, Usage, User
 from holdfast.core.run.waiting import WaitingCall
-from holdfast.fanout import ModelResponse, PartialResponse, ProposedWrite, build
-from holdfast.fanout.storage import CheckpointRun
+from holdfast.fanout import ModelResponse, ResponseSnapshot, WriteSnapshot
+from holdfast.fanout.cells import AGENT_PREFIX
+from holdfast.fanout.responses import ASK_TOOL, CellRecord
 
 _START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -52,20 +52,39 @@ async def store_long_run(
 async def store_fanout(store: RunStore | None, run_id: str) -> None:
     """Store a fan-out of which two models have answered, with proposed files, and one is in progress."""
     assert store is not None
-    first = (ProposedWrite(path="app.py", content="import os\n\nprint(1)\n"), ProposedWrite(path="old.py", delete=True))
-    second = (ProposedWrite(path="app.py", content="import os\n\nprint(2)\n"),)
-    responses: list[ModelResponse | PartialResponse] = [
+    first = (WriteSnapshot(path="app.py", content="import os\n\nprint(1)\n"), WriteSnapshot(path="old.py", delete=True))
+    second = (WriteSnapshot(path="app.py", content="import os\n\nprint(2)\n"),)
+    responses = [
         ModelResponse(
             model_id="fake:one", text="I print **one**.", proposed_writes=first, input_tokens=900, cost_usd=0.02
         ),
         ModelResponse(model_id="fake:two", text="<b>I</b> print two.", proposed_writes=second, input_tokens=800),
-        PartialResponse(model_id="fake:three"),
     ]
-    checkpoint = build("Print a number.", [each.model_id for each in responses], responses, fanout_id=run_id)
-    location = CheckpointRun(store, run_id)
-    await location.open()
-    await asyncio.to_thread(location.write, msgspec.json.encode(checkpoint))
-    await location.close()
+    records = [CellRecord(given=ResponseSnapshot.from_response(response)) for response in responses]
+    cells = [*(response.model_id for response in responses), "fake:three"]
+    calls = [ToolCall(id=cell, name=ASK_TOOL, arguments={"cell": cell}) for cell in cells]
+    messages = [
+        User(text="Print a number."),
+        Reply(tool_calls=calls),
+        *(
+            ToolResult(call_id=cell, tool=ASK_TOOL, content=msgspec.to_builtins(record))
+            for cell, record in zip(cells, records, strict=False)
+        ),
+    ]
+    info = RunInfo(run_id=run_id, agent_name=f"{AGENT_PREFIX}{run_id}", prompt="Print a number.", loop="native")
+    bodies = [
+        (EntryKind.BEGIN, encode(Begin(info=info))),
+        *((EntryKind.MESSAGE, NATIVE_CODEC.encode(message)) for message in messages),
+    ]
+    entries = [Entry(seq=seq, kind=kind, body=body) for seq, (kind, body) in enumerate(bodies)]
+    new = NewRun(
+        run_id=run_id,
+        agent_name=info.agent_name,
+        info=encode(info.summarize()),
+        progress=encode(Progress()),
+        entries=entries,
+    )
+    await store.create(new)
 
 
 async def store_parked_run(store: RunStore | None, run_id: str) -> None:

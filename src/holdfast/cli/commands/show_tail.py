@@ -24,7 +24,7 @@ from holdfast.cli.printing import (
     format_time,
 )
 from holdfast.core.run.run_events import Event, HistoryRewritten, ReaderTooSlow, StatusChanged
-from holdfast.runtime.operations.verdicts import Pick, read_pick
+from holdfast.runtime.operations.verdicts import PICK, Verdict, read_verdict
 from holdfast.runtime.reading import formatting
 from holdfast.runtime.reading.formatting import utc_now
 from holdfast.runtime.reading.run_attempts import Attempt, read_attempts
@@ -76,11 +76,11 @@ def show(
         print_diagnostic(f"answer with: {_format_answer_command(run, waiting, store)}")
 
 
-async def _load(store_url: str, run_id: str) -> tuple[StoredRun, list[RunSummary], Pick | None]:
+async def _load(store_url: str, run_id: str) -> tuple[StoredRun, list[RunSummary], Verdict | None]:
     async with open_store(store_url) as store:
         stored = await store.load(run_id)
         children = [summarize_run(record) async for record in store.list_runs(RunFilter(parent_run_id=run_id))]
-        return stored, children, await read_pick(store, run_id)
+        return stored, children, await read_verdict(store, run_id, PICK)
 
 
 def _describe_parts(items: list[TranscriptItem], transcript: Transcript, children: list[RunSummary]) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def _describe_parts(items: list[TranscriptItem], transcript: Transcript, childre
     }
 
 
-def _print_summary(output: Output, run: RunSummary, pick: Pick | None) -> None:
+def _print_summary(output: Output, run: RunSummary, pick: Verdict | None) -> None:
     now = utc_now()
     expires = f"{format_time(run.expires_at)}, in {formatting.duration(run.expires_at - now)}" if run.expires_at else ""
     tokens, cost = formatting.number(run.usage.total_tokens), formatting.cost(run.usage.cost_usd)

@@ -21,7 +21,7 @@ from holdfast.cli.compare.session import (
     Comparison,
     TaskFiles,
     apply_response,
-    discard_all,
+    remove_runs,
 )
 from holdfast.cli.listeners import LivePanels, ProgressListener
 from holdfast.cli.opening import make_store, resolve_store_url
@@ -30,6 +30,7 @@ from holdfast.cli.output import CommandError, Output, UsageError, print_diagnost
 from holdfast.cli.printing import format_pick
 from holdfast.cli.run_session import SignalHandler
 from holdfast.db.urls import redact_url
+from holdfast.fanout.workspace import is_risky
 
 
 def compare(
@@ -91,7 +92,8 @@ def compare(
         store=store,
     )
     arguments = _restore_arguments(name, given) if resume else given
-    comparison = _build_comparison(_build_recipe(arguments), arguments, name, retry_failed=retry_failed)
+    recipe_with_tasks = _build_recipe(arguments)
+    comparison = _build_comparison(recipe_with_tasks, arguments, name, resume=resume, retry_failed=retry_failed)
     resume_command = _format_resume_command(name, store)
     _prepare_files(comparison, arguments, name, resume=resume, fresh=fresh, resume_command=resume_command)
     if not quiet:
@@ -101,7 +103,7 @@ def compare(
         listener = _make_listener(comparison, each, quiet=quiet, verbose=arguments.verbose)
         report, stopped = asyncio.run(_run_task(comparison, each, listener, resume_command, resume=resume))
         reports.append(report)
-        if report.run_id is not None and report.pick is None:
+        if report.is_finished and report.pick is None:
             print_diagnostic(f"to see the answers side by side, and pick one: holdfast ui, run {report.run_id}")
         if not as_json:
             _print_report(each, report)
@@ -153,12 +155,16 @@ def _build_recipe(arguments: CompareArguments) -> Recipe:
     return combined
 
 
-def _build_comparison(recipe: Recipe, arguments: CompareArguments, name: str, *, retry_failed: bool) -> Comparison:
+def _build_comparison(
+    recipe: Recipe, arguments: CompareArguments, name: str, *, resume: bool, retry_failed: bool
+) -> Comparison:
     folder = arguments.folder
     workspace = Path(folder) if folder else Path() if "files" in recipe.tools else None
     make_store(arguments.store, create=True)
     url = resolve_store_url(arguments.store)
-    comparison = Comparison(recipe, workspace, name, url, retry_failed=retry_failed, verbose=arguments.verbose)
+    stored = ArgumentsFile(name).load() if resume else None
+    runs = stored.runs if stored is not None else {}
+    comparison = Comparison(recipe, workspace, name, url, runs, retry_failed=retry_failed, verbose=arguments.verbose)
     for task in comparison.tasks:
         comparison.build_fanout(task)  # refuses an unknown model before any file is written
     return comparison
@@ -179,7 +185,7 @@ def _prepare_files(
         CommandError: another comparison was interrupted. It is not discarded without --fresh: its answers cost money.
     """
     file = ArgumentsFile(name)
-    interrupted = file.find_interrupted(comparison.tasks)
+    interrupted = file.find_interrupted()
     if interrupted and not resume and not fresh:
         raise CommandError(
             f"a comparison was interrupted: resume it with `{resume_command}`, or discard it with --fresh"
@@ -188,19 +194,22 @@ def _prepare_files(
         return
     if not resume:
         if interrupted:
-            asyncio.run(discard_all(interrupted, make_store(arguments.store, create=True)))
+            asyncio.run(remove_runs(interrupted, resolve_store_url(arguments.store)))
         for task in comparison.tasks:
             comparison.task_files(task).remove_results()
     prompt = comparison.tasks[0].prompt if arguments.prompt else ""  # the text that was read from stdin for "-"
     url = redact_url(resolve_store_url(arguments.store))
-    tasks = tuple(task.name for task in comparison.tasks)
-    file.save(msgspec.structs.replace(arguments, prompt=prompt, store=url, tasks=tasks))
+    file.save(msgspec.structs.replace(arguments, prompt=prompt, store=url, runs=comparison.runs))
 
 
 def _make_listener(comparison: Comparison, task: Task, *, quiet: bool, verbose: bool) -> ProgressListener:
     if verbose:
         logging.getLogger("holdfast.fanout").setLevel(logging.INFO)
-    return ProgressListener() if quiet or verbose else LivePanels(comparison.build_fanout(task).adapter_ids)
+    if quiet or verbose:
+        return ProgressListener()
+    fanout = comparison.build_fanout(task)
+    names = (agent.name for agent in fanout.agents[1:])
+    return LivePanels(dict(zip(names, fanout.adapter_ids, strict=True)))
 
 
 async def _run_task(
@@ -219,12 +228,12 @@ async def _run_task(
     with listener:
         handler.install()
         try:
-            responses = await fanout.run(resume=resume)
+            responses = await fanout.run()
         finally:
             await handler.close()
-    if fanout.finished_id is not None:
-        comparison.save_run_id(task, fanout.finished_id)
-    return await comparison.evaluate(task, responses, fanout.finished_id), handler.stopped
+    if not any(response.interrupted for response in responses):
+        comparison.save_results(task, responses)
+    return await comparison.evaluate(task, responses, fanout.run_id), handler.stopped
 
 
 def _format_resume_command(name: str, store: str) -> str:
@@ -243,7 +252,8 @@ def _print_report(task: Task, report: Report) -> None:
         if row.text and row.error:
             output.print_line(row.error, "red")
         for path in row.writes:
-            output.print_line(f"   {path}", "dim")
+            note = "  (programs may execute this file)" if is_risky(path[1:]) else ""
+            output.print_line(f"   {path}{note}", "dim")
         for check in row.checks:
             output.print_line(
                 f"   {'ok' if check.passed else 'no'}: {check.criterion}", "green" if check.passed else "red"
@@ -255,8 +265,11 @@ def _print_report(task: Task, report: Report) -> None:
 
 
 def _print_applied(changed: list[str], cell: str, *, as_json_text: bool) -> int:
+    risky = [path for path in changed if is_risky(path)]
+    if risky:
+        print_diagnostic(f"read these before you use them, programs may execute them: {', '.join(risky)}")
     if as_json_text:
-        print_json({"applied": cell, "changed": changed})
+        print_json({"applied": cell, "changed": changed, "risky": risky})
     else:
         for path in changed:
             print(path)

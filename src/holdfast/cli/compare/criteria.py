@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.fanout.errors import PathRefused
 from holdfast.fanout.overlay import Overlay
-from holdfast.fanout.snapshot import ModelResponse
+from holdfast.fanout.responses import ModelResponse
 from holdfast.fanout.workspace import Workspace
 
 #: A check quotes this much of the end of a command's output.

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 
 from holdfast.cli.compare.criteria import Check
-from holdfast.fanout.snapshot import ModelResponse, ResponseStatus, Snapshot
-from holdfast.runtime.operations.verdicts import Pick
+from holdfast.fanout.responses import ModelResponse, ResponseStatus
+from holdfast.runtime.operations.verdicts import Verdict
 
 log = logging.getLogger("holdfast.cli.compare")
 
@@ -92,7 +92,7 @@ class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
     #: Whether the response meets all criteria. `None` without criteria, or if the model has not finished.
     passed: bool | None
     checks: list[Check]
-    latency_ms: float
+    latency_ms: int
     input_tokens: int
     output_tokens: int
     reasoning_tokens: int
@@ -101,7 +101,7 @@ class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
     #: Paths of the proposed writes, `+` written or `-` deleted.
     writes: list[str]
     text: str
-    error: str | None
+    error: str
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,10 +109,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     prompt: str
     rows: list[ReportRow]
-    #: The run of the store that keeps the responses. `None` while a model has not finished.
-    run_id: str | None = None
+    #: The run of the fan-out.
+    run_id: str = ""
     #: The response that a person has picked.
-    pick: Pick | None = None
+    pick: Verdict | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every model has answered or failed."""
+        return all(row.status != "interrupted" for row in self.rows)
 
     @property
     def ok(self) -> bool:
@@ -125,8 +130,8 @@ def build_report(
     responses: Sequence[ModelResponse],
     checks: Mapping[str, Sequence[Check]] | None = None,
     *,
-    run_id: str | None = None,
-    pick: Pick | None = None,
+    run_id: str = "",
+    pick: Verdict | None = None,
 ) -> Report:
     """Build the report on `responses`. `checks` are by model id."""
     rows = [_build_row(response, (checks or {}).get(response.model_id, ())) for response in responses]
@@ -137,7 +142,7 @@ def _build_row(response: ModelResponse, checks: Sequence[Check]) -> ReportRow:
     judged = bool(checks) and not response.interrupted
     return ReportRow(
         model_id=response.model_id,
-        status=Snapshot.from_response(response).status,
+        status=response.status,
         passed=response.ok and all(check.passed for check in checks) if judged else None,
         checks=list(checks),
         latency_ms=response.latency_ms,

@@ -2,13 +2,11 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from holdfast.checkpoint.store import RunStore
 from holdfast.cli.compare.criteria import Check, check_response
 from holdfast.cli.compare.recipe import Recipe, Task
 from holdfast.cli.compare.report import Preference, Report, append_preference, build_report
@@ -16,10 +14,10 @@ from holdfast.cli.listeners import ProgressListener
 from holdfast.cli.loading import load_object
 from holdfast.cli.opening import open_store
 from holdfast.cli.output import CommandError, UsageError, format_error
-from holdfast.fanout import Fanout, FanoutSettings, ModelResponse, Variant, Workspace, load
-from holdfast.fanout.atomic_file import remove_file, write_atomically
-from holdfast.fanout.fanout import discard
-from holdfast.runtime.operations.verdicts import Pick, read_pick
+from holdfast.core.run.info import new_run_id
+from holdfast.fanout import Fanout, FanoutSettings, ModelResponse, Variant, Workspace
+from holdfast.fanout.checkpoint_file import remove_file, write_atomically
+from holdfast.runtime.operations.verdicts import PICK, read_verdict
 
 #: Beside the default store.
 COMPARE_DIR = Path(".holdfast") / "compare"
@@ -36,8 +34,8 @@ class TaskResults(msgspec.Struct, frozen=True, kw_only=True):
     #: The workspace; empty if there was none.
     folder: str
     responses: list[ModelResponse]
-    #: The run of the store that keeps the responses.
-    run_id: str | None = None
+    #: The run of the fan-out.
+    run_id: str = ""
 
 
 class CompareArguments(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,8 +51,8 @@ class CompareArguments(msgspec.Struct, frozen=True, kw_only=True):
     verbose: bool = False
     #: The URL of the store, without its password.
     store: str = ""
-    #: The names of the tasks.
-    tasks: tuple[str, ...] = ()
+    #: The run of each task, by its name.
+    runs: dict[str, str] = {}
 
     @property
     def names_models_or_prompt(self) -> bool:
@@ -81,21 +79,19 @@ class ArgumentsFile:
     def save(self, arguments: CompareArguments) -> None:
         write_atomically(self._path, msgspec.json.encode(arguments))
 
-    def find_interrupted(self, tasks: Sequence[Task]) -> list[Path]:
-        """Return the checkpoints of `tasks` and of the tasks of the newest comparison."""
+    def find_interrupted(self) -> list[str]:
+        """Return the runs of the tasks of the newest comparison that have not finished."""
         stored = self.load()
-        names = dict.fromkeys([*(stored.tasks if stored is not None else ()), *(task.name for task in tasks)])
-        files = [TaskFiles(self._name, task) for task in names]
-        return [each.checkpoint_path for each in files if each.is_interrupted]
+        runs = stored.runs if stored is not None else {}
+        return [run_id for task, run_id in runs.items() if TaskFiles(self._name, task).load_results() is None]
 
 
 class TaskFiles:
-    """The checkpoint and the results of one task."""
+    """The results of one task."""
 
     def __init__(self, name: str, task: str = "") -> None:
         _check_name(name)
         stem = f"{name}.{task}" if task else name
-        self.checkpoint_path = COMPARE_DIR / f"{stem}.checkpoint.json"
         self._results_path = COMPARE_DIR / f"{stem}.results.json"
 
     def load_results(self) -> TaskResults | None:
@@ -113,34 +109,41 @@ class TaskFiles:
     def remove_results(self) -> None:
         remove_file(self._results_path)
 
-    @property
-    def is_interrupted(self) -> bool:
-        return load(self.checkpoint_path) is not None
-
 
 def _check_name(name: str) -> None:
     if not _NAME_PATTERN.fullmatch(name):
         raise UsageError(f"{name!r} is not a valid name: use letters, digits, dots and dashes")
 
 
-async def discard_all(checkpoints: Sequence[Path], store: RunStore) -> None:
-    """Remove the checkpoints and the runs of their models."""
-    await store.open()
-    try:
-        for path in checkpoints:
-            await discard(path, store)
-    finally:
-        await store.close()
+async def remove_runs(run_ids: Sequence[str], store_url: str) -> None:
+    """Remove fan-outs and the runs of their models."""
+    async with open_store(store_url, create=True) as store:
+        for run_id in run_ids:
+            await store.remove(run_id)
 
 
 class Comparison:
     """The models, tasks and files of one comparison."""
 
     def __init__(
-        self, recipe: Recipe, workspace: Path | None, name: str, store: str, *, retry_failed: bool, verbose: bool
+        self,
+        recipe: Recipe,
+        workspace: Path | None,
+        name: str,
+        store: str,
+        runs: Mapping[str, str],
+        *,
+        retry_failed: bool,
+        verbose: bool,
     ) -> None:
+        """Make a comparison.
+
+        Args:
+            runs: the runs of the tasks that are resumed, by the name of the task. The others get new ones.
+        """
         self._recipe, self._workspace, self._name, self._store = recipe, workspace, name, store
         self._retry_failed, self._verbose = retry_failed, verbose
+        self.runs = {task.name: runs.get(task.name) or f"compare-{new_run_id()}" for task in recipe.tasks}
         self._models = _load_models(recipe)
         self._variants = [
             Variant(name=each.name, instructions=each.instructions, prompt=each.prompt) for each in recipe.variants
@@ -166,9 +169,8 @@ class Comparison:
                 tools=self._tools,
                 workspace=self._workspace,
                 store=self._store,
-                checkpoint=self.task_files(task).checkpoint_path,
-                on_complete=partial(self._save_results, task),
                 settings=FanoutSettings(
+                    fanout_id=self.runs[task.name],
                     max_concurrency=self._recipe.limit,
                     max_per_provider=self._recipe.per_provider,
                     retry_failed=self._retry_failed,
@@ -182,41 +184,33 @@ class Comparison:
         except Exception as exc:  # such as an unknown provider or a missing key
             raise CommandError(format_error(exc)) from exc
 
-    def _save_results(self, task: Task, responses: Sequence[ModelResponse]) -> None:
+    def save_results(self, task: Task, responses: Sequence[ModelResponse]) -> None:
+        """Store the responses of a task whose models have all finished."""
         folder = str(self._workspace.resolve()) if self._workspace is not None else ""
-        self.task_files(task).save_results(TaskResults(prompt=task.prompt, folder=folder, responses=list(responses)))
-
-    def save_run_id(self, task: Task, run_id: str) -> None:
-        """Add the run that keeps the responses to the results of a task, so that `--resume` finds what was picked."""
-        files = self.task_files(task)
-        if (results := files.load_results()) is not None:
-            files.save_results(msgspec.structs.replace(results, run_id=run_id))
+        results = TaskResults(prompt=task.prompt, folder=folder, responses=list(responses), run_id=self.runs[task.name])
+        self.task_files(task).save_results(results)
 
     def load_finished(self, task: Task, cells: Sequence[str]) -> TaskResults | None:
         """Return the results of a task that has finished."""
-        files = self.task_files(task)
-        results = None if files.is_interrupted else files.load_results()
+        results = self.task_files(task).load_results()
         if results is None or results.prompt != task.prompt:
             return None
         return results if [response.model_id for response in results.responses] == list(cells) else None
 
-    async def evaluate(self, task: Task, responses: Sequence[ModelResponse], run_id: str | None) -> Report:
+    async def evaluate(self, task: Task, responses: Sequence[ModelResponse], run_id: str) -> Report:
         """Check the responses against the criteria of the recipe and of the task, and read what a person has picked.
 
         Args:
-            run_id: the run of the store that keeps the responses.
+            run_id: the run of the fan-out.
         """
         criteria = [*self._recipe.success, *task.success]
         checks: dict[str, list[Check]] = {}
         for response in responses:
             if criteria and response.ok:
                 checks[response.model_id] = await check_response(response, criteria, self._workspace or Path())
-        pick = await self._read_pick(run_id) if run_id is not None else None
-        return build_report(task.prompt, responses, checks, run_id=run_id, pick=pick)
-
-    async def _read_pick(self, run_id: str) -> Pick | None:
         async with open_store(self._store, create=True) as store:
-            return await read_pick(store, run_id)
+            pick = await read_verdict(store, run_id, PICK)
+        return build_report(task.prompt, responses, checks, run_id=run_id, pick=pick)
 
 
 def apply_response(files: TaskFiles, cell: str) -> list[str]:

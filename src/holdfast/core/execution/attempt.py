@@ -160,6 +160,9 @@ class RunExecution:
             self.stop(RunInterrupted(f"run {self.info.run_id} was interrupted within step {self.state.steps + 1}"))
             return
         above = self._parent.stop_state.error
+        if above is None and self._parent._task is not None and self._parent._task.cancelling():
+            # All tasks were cancelled, in any order: the supervisor of the parent has yet to see it.
+            above = RunInterrupted(f"run {self._parent.info.run_id} was interrupted")
         if above is not None and self.is_resumable_after(above):
             self.stop(RunInterrupted(f"run {self.info.run_id} stopped with its parent: {above}"))
         else:

@@ -22,7 +22,7 @@ from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import NO_USAGE, Usage
 from holdfast.core.run.result import Result
 from holdfast.core.run.run_events import ChildFinished, ChildStarted
-from holdfast.core.run.waiting import ProviderWait, RunWaiting
+from holdfast.core.run.waiting import OutageWait, RunWaiting
 
 
 def child_run_id(parent_run_id: str, step: int, call_id: str, key: str) -> str:
@@ -112,7 +112,7 @@ class ChildRuns:
         except Exception as exc:
             if isinstance(exc, ModelUnavailable) and parent.checkpointer is not None:
                 # Only this call waits until the child is due. The others of the parent continue.
-                wait = ProviderWait(info.run_id, exc, parent.clock.now() + exc.retry_after)
+                wait = OutageWait(info.run_id, exc, parent.clock.now() + exc.retry_after)
                 self.waiting.append(wait)
                 raise wait from exc
             if parent.record_interruption(exc):

@@ -210,7 +210,7 @@ class RateLimitWait(RunWaiting):
         return self._until
 
 
-class ProviderWait(RunWaiting):
+class OutageWait(RunWaiting):
     """A child run waits until the provider of its model is available again. It resumes with its parent.
 
     What to do: Nothing: a worker resumes the parent. How long a model is tried is set with `Agent(retry=...)`.

@@ -1,72 +1,114 @@
-"""Picks: which of several results a person has chosen.
+"""Verdicts: recorded decisions about runs, such as which of several results a person has picked."""
 
-A run that has ended cannot be changed, and takes no mail. So each pick is a small run of its own, done from its
-beginning, and the newest one counts. Listings leave picks out, unless they ask for their agent.
-"""
-
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import msgspec
 
-from holdfast.checkpoint.codec import Outcome, decode
-from holdfast.checkpoint.journal import EntryKind
-from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus
+from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.store import RunStore
-from holdfast.core.run.info import RunInfo, new_run_id
-from holdfast.runtime.finished_runs import store_finished_run
+from holdfast.db.tables import Cursor, Schema
 
-#: No agent has this name.
-PICK_AGENT = "holdfast/pick"
-#: The label that names the run whose results were compared.
-_LABEL = "pick_of"
-#: How long a pick among results that are not complete is kept.
-_RETENTION = timedelta(days=30)
+#: The name of the verdict that says which result was picked.
+PICK = "pick"
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+#: Rows whose runs are looked up in one go.
+_BATCH = 200
+
+_SCHEMA = Schema(
+    name="verdict",
+    migrations=[
+        [
+            "CREATE TABLE verdict (run_id TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, "
+            "decided_by TEXT NOT NULL, at BIGINT NOT NULL)",
+            "CREATE INDEX verdict_run ON verdict (run_id, name, at)",
+        ]
+    ],
+)
 
 
-class _Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """The output of a pick's run."""
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """A decision about a run. Of several with one name, the newest counts."""
 
-    result: str
-    by: str
-
-
-class Pick(msgspec.Struct, frozen=True, kw_only=True):
-    """The result that a person has chosen."""
-
-    #: The run whose results were compared: a fan-out, a run with forks, or the parent of several runs.
     run_id: str
-    #: The id of a model of the fan-out, or the id of a run. Empty: the person chose none after all.
-    result: str
-    #: Who has chosen, and when.
+    name: str
+    #: Of a pick: the id of a model of the fan-out, or the id of a run.
+    value: str
     by: str
     at: datetime
 
 
-async def record_pick(store: RunStore, compared: RunRecord, result: str, *, by: str) -> None:
-    """Record that `by` chose `result`, durably. It is kept as long as the compared run."""
-    retention = _RETENTION
-    if compared.expires_at is not None:
-        retention = max(compared.expires_at - datetime.now(UTC), timedelta(0))
-    info = RunInfo(
-        run_id=f"pick-{new_run_id()}",
-        agent_name=PICK_AGENT,
-        caller_id=by,
-        prompt=f"Pick {result or 'none'} of {compared.run_id}",
-        labels={_LABEL: compared.run_id},
-    )
-    outcome = Outcome(output=msgspec.to_builtins(_Choice(result=result, by=by)))
-    await store_finished_run(store, info, outcome, retention)
+async def record_verdict(store: RunStore, run_id: str, name: str, value: str, *, by: str) -> None:
+    """Record a decision about a run of the open store, durably. An empty value takes an earlier one back."""
+    at = (datetime.now(UTC) - _EPOCH) // timedelta(microseconds=1)
+
+    async def work(cursor: Cursor) -> None:
+        # Later than every earlier one, although the clocks of two hosts differ.
+        [(newest,)] = await cursor.execute("SELECT max(at) FROM verdict WHERE run_id = ? AND name = ?", (run_id, name))
+        row = (run_id, name, value, by, max(at, (newest or 0) + 1))
+        await cursor.execute("INSERT INTO verdict (run_id, name, value, decided_by, at) VALUES (?, ?, ?, ?, ?)", row)
+
+    tables = store.tables()
+    await tables.open(_SCHEMA)
+    await tables.transaction(work, lock=[f"verdict {run_id}"])
 
 
-async def read_pick(store: RunStore, run_id: str) -> Pick | None:
-    """Return the newest pick among the results around a run; `None` if there is none."""
-    done = frozenset({RunStatus.DONE})
-    filter = RunFilter(agent_name=PICK_AGENT, statuses=done, labels={_LABEL: run_id})
-    page = await store.list_page(filter, limit=1)
-    for record in page.records:
-        stored = await store.load(record.run_id)
-        [body] = [entry.body for entry in stored.entries if entry.kind is EntryKind.OUTCOME]
-        choice = msgspec.convert(decode(body, Outcome).output, _Choice)
-        if choice.result:
-            return Pick(run_id=run_id, result=choice.result, by=choice.by, at=record.created_at)
+async def read_verdict(store: RunStore, run_id: str, name: str) -> Verdict | None:
+    """Return the newest decision of this name about a run; `None` if there is none, or it was taken back."""
+
+    async def work(cursor: Cursor) -> Sequence[tuple[Any, ...]]:
+        return await cursor.execute(
+            "SELECT value, decided_by, at FROM verdict WHERE run_id = ? AND name = ? ORDER BY at DESC LIMIT 1",
+            (run_id, name),
+        )
+
+    if not await _open_existing(store):
+        return None
+    for value, by, at in await store.tables().read(work):
+        if value:
+            return Verdict(run_id=run_id, name=name, value=value, by=by, at=_EPOCH + timedelta(microseconds=at))
     return None
+
+
+async def remove_verdicts(store: RunStore, run_id: str) -> None:
+    """Remove the decisions about a run that is removed."""
+
+    async def work(cursor: Cursor) -> None:
+        await cursor.execute("DELETE FROM verdict WHERE run_id = ?", (run_id,))
+
+    if await _open_existing(store):
+        await store.tables().transaction(work)
+
+
+async def purge_verdicts(store: RunStore, after: str = "") -> str:
+    """Remove the decisions about runs that no longer exist, of the next runs after the id `after`.
+
+    Returns the id to continue with; empty at the end.
+    """
+
+    async def work(cursor: Cursor) -> Sequence[tuple[Any, ...]]:
+        return await cursor.execute(
+            "SELECT DISTINCT run_id FROM verdict WHERE run_id > ? ORDER BY run_id LIMIT ?", (after, _BATCH)
+        )
+
+    if not await _open_existing(store):
+        return ""
+    run_ids = [run_id for (run_id,) in await store.tables().read(work)]
+    for run_id in run_ids:
+        try:
+            await store.get_record(run_id)
+        except RunNotFound:
+            await remove_verdicts(store, run_id)
+    return run_ids[-1] if len(run_ids) == _BATCH else ""
+
+
+async def _open_existing(store: RunStore) -> bool:
+    """Open the table if there is one. A reader creates none."""
+    tables = store.tables()
+    if not await tables.read_version(_SCHEMA):
+        return False
+    await tables.open(_SCHEMA)
+    return True

@@ -10,7 +10,6 @@ from holdfast.checkpoint.claims import WorkerHeartbeat
 from holdfast.checkpoint.fleet import RunCount, count_runs, list_workers
 from holdfast.checkpoint.record import TERMINAL_STATUSES, RunFilter, RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore
-from holdfast.runtime.operations.verdicts import PICK_AGENT
 from holdfast.runtime.reading.run_views import summarize_run
 
 #: Records of running, interrupted and parked runs that are read at most, each.
@@ -90,8 +89,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 async def read_activity(store: RunStore, now: datetime) -> Activity:
     """Read what the runs of a store do now. Changes nothing."""
-    picks = (PICK_AGENT, RunStatus.DONE)
-    counts = [each for each in await count_runs(store) if (each.agent_name, each.status) != picks]
+    counts = await count_runs(store)
     running, more_running = await _read(store, RunStatus.RUNNING)
     interrupted, more_interrupted = await _read(store, RunStatus.INTERRUPTED)
     parked, more_parked = await _read(store, RunStatus.PARKED)

@@ -16,7 +16,6 @@ from holdfast.core.errors import DefinitionError
 from holdfast.core.execution.call_retries import RETRY_KEY
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import Usage
-from holdfast.runtime.operations.verdicts import PICK_AGENT
 from holdfast.runtime.reading.run_attempts import Attempt, read_attempts
 from holdfast.runtime.reading.transcript import Call, Transcript, get_loop_name
 
@@ -115,7 +114,7 @@ class RunRecords(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunQuery(TypedDict, total=False):
-    """Which runs a listing returns. All conditions have to hold. Picks are listed only if `agent` names their agent."""
+    """Which runs a listing returns. All conditions have to hold."""
 
     #: One status or several.
     status: RunStatus | str | Iterable[RunStatus | str] | None
@@ -171,8 +170,7 @@ async def list_records(
     while True:
         # Not more than fits: the cursor continues after the last record of the page.
         page = await store.list_page(run_filter, limit=limit - len(found), cursor=cursor)
-        listed = [record for record in page.records if is_listed(record, run_filter)]
-        found += [record for record in listed if wanted is None or present_status(record) in wanted]
+        found += [record for record in page.records if wanted is None or present_status(record) in wanted]
         cursor = page.cursor
         if cursor is None or len(found) >= limit:
             return RunRecords(records=tuple(found), cursor=cursor)
@@ -195,14 +193,6 @@ def make_filter(**query: Unpack[RunQuery]) -> tuple[RunFilter, frozenset[RunStat
         created_before=_check_time("until", query.get("until")),
     )
     return run_filter, wanted
-
-
-def is_listed(record: RunRecord, run_filter: RunFilter) -> bool:
-    """Return whether people see the record in a listing.
-
-    A pick is listed if the filter names the agent of picks, or if its process died before it was complete.
-    """
-    return record.agent_name != PICK_AGENT or run_filter.agent_name == PICK_AGENT or record.is_interrupted
 
 
 def present_status(record: RunRecord) -> RunStatus:

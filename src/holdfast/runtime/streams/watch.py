@@ -13,7 +13,7 @@ from holdfast.checkpoint.store import RunStore
 from holdfast.clock import Clock
 from holdfast.core.run.run_events import StatusChanged
 from holdfast.runtime.changes import ChangeSignal
-from holdfast.runtime.reading.run_views import is_listed, present_status
+from holdfast.runtime.reading.run_views import present_status
 
 log = logging.getLogger("holdfast.events")
 
@@ -66,8 +66,7 @@ class StatusWatch:
     ) -> dict[str, RunRecord]:
         since = max((each for each in (created_after, self._filter.created_after) if each is not None), default=None)
         wanted = msgspec.structs.replace(self._filter, statuses=statuses, created_after=since)
-        records = self._store.list_runs(wanted)
-        return {record.run_id: record async for record in records if is_listed(record, wanted)}
+        return {record.run_id: record async for record in self._store.list_runs(wanted)}
 
     def _compare(self, record: RunRecord) -> StatusChanged | None:
         self._note_newest(record)

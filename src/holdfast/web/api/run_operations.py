@@ -9,9 +9,8 @@ from starlette.responses import Response
 from holdfast.checkpoint.errors import RunConflict, RunExists
 from holdfast.core.errors import DefinitionError
 from holdfast.core.run.run_events import Event
-from holdfast.fanout.storage import AGENT_NAME as FANOUT_AGENT
-from holdfast.fanout.storage import read_stored_checkpoint
-from holdfast.runtime.operations.verdicts import read_pick, record_pick
+from holdfast.fanout.responses import is_fanout, read_responses
+from holdfast.runtime.operations.verdicts import PICK, read_verdict, record_verdict
 from holdfast.runtime.reading.run_views import RunDetails, RunList, summarize_run
 from holdfast.web.api.operation import (
     DEFAULT_PAGE,
@@ -175,19 +174,19 @@ async def fork_run(context: Context) -> RunReference:
 
 async def get_pick(context: Context) -> PickResponse:
     await context.find_run()
-    return PickResponse(pick=await read_pick(context.store, context.run_id))
+    return PickResponse(pick=await read_verdict(context.store, context.run_id, PICK))
 
 
 async def pick_result(context: Context) -> PickResponse:
     record = await context.find_run()
     body: PickRequest = context.body
-    if record.agent_name == FANOUT_AGENT:
-        known = read_stored_checkpoint(await context.store.load(record.run_id)).adapter_ids
+    if is_fanout(record):
+        known = [response.model_id for response in await read_responses(context.store, record.run_id)]
         if body.result and body.result not in known:
             raise DefinitionError(f"{body.result!r:.80} is not a model of this fan-out: it has {', '.join(known)}")
     elif body.result:
         await context.find_visible(body.result)
-    await record_pick(context.store, record, body.result, by=context.principal.caller_id)
+    await record_verdict(context.store, record.run_id, PICK, body.result, by=context.principal.caller_id)
     return await get_pick(context)
 
 

@@ -14,9 +14,8 @@ from holdfast.checkpoint.record import RunFilter, RunRecord
 from holdfast.checkpoint.store import RunStore
 from holdfast.core.errors import DefinitionError
 from holdfast.fanout.cells import make_cell_run_id
-from holdfast.fanout.snapshot import Snapshot
-from holdfast.fanout.storage import AGENT_NAME, read_stored_checkpoint
-from holdfast.runtime.operations.verdicts import Pick, read_pick, record_pick
+from holdfast.fanout.responses import ModelResponse, is_fanout, read_responses
+from holdfast.runtime.operations.verdicts import PICK, Verdict, read_verdict, record_verdict
 from holdfast.runtime.reading.formatting import format_value
 from holdfast.runtime.reading.run_views import summarize_run
 from holdfast.web.auth import Principal
@@ -69,7 +68,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
     columns: Sequence[Column]
     #: What a person has picked.
-    pick: Pick | None = None
+    pick: Verdict | None = None
 
     def find(self, name: str) -> Column | None:
         """Return the column of this name."""
@@ -83,11 +82,11 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 async def read_comparison(store: RunStore, app: App, record: RunRecord, principal: Principal) -> Comparison:
     """Read the results around a run that exist for the principal."""
-    if record.agent_name == AGENT_NAME:
-        root, prompt, columns = record, *await _read_fanout(store, record)
+    if is_fanout(record):
+        root, prompt, columns = record, (await app.get(record.run_id)).prompt, await _read_fanout(store, record)
     else:
         root, prompt, columns = await _read_runs(store, app, record, principal)
-    return Comparison(root=root, prompt=prompt, columns=columns, pick=await read_pick(store, root.run_id))
+    return Comparison(root=root, prompt=prompt, columns=columns, pick=await read_verdict(store, root.run_id, PICK))
 
 
 async def _read_runs(
@@ -103,27 +102,25 @@ async def _read_runs(
     return root, (await app.get(root.run_id)).prompt, columns
 
 
-async def _read_fanout(store: RunStore, record: RunRecord) -> tuple[str, Sequence[Column]]:
-    checkpoint = read_stored_checkpoint(await store.load(record.run_id))
+async def _read_fanout(store: RunStore, record: RunRecord) -> Sequence[Column]:
     columns: list[Column] = []
-    for snapshot in checkpoint.snapshots:
-        run_id = make_cell_run_id(snapshot.model_id, checkpoint.fanout_id)
-        columns.append(_make_cell(snapshot, run_id if await _exists(store, run_id) else None))
-    return checkpoint.prompt, columns
+    for response in await read_responses(store, record.run_id):
+        run_id = make_cell_run_id(record.run_id, response.model_id)
+        columns.append(_make_cell(response, run_id if await _exists(store, run_id) else None))
+    return columns
 
 
-def _make_cell(snapshot: Snapshot, run_id: str | None) -> Column:
-    statuses = {"completed": "done", "failed": "failed", "interrupted": "interrupted"}
+def _make_cell(response: ModelResponse, run_id: str | None) -> Column:
     return Column(
-        name=snapshot.model_id,
+        name=response.model_id,
         run_id=run_id,
-        status=statuses[snapshot.status],
-        text=snapshot.text,
-        error=snapshot.error or "",
-        tokens=snapshot.input_tokens + snapshot.output_tokens,
-        cost_usd=snapshot.cost_usd,
-        took=timedelta(milliseconds=snapshot.latency_ms),
-        files={write.path: None if write.delete else write.content for write in snapshot.proposed_writes},
+        status="done" if response.ok else response.status,
+        text=response.text,
+        error=response.error,
+        tokens=response.input_tokens + response.output_tokens,
+        cost_usd=response.cost_usd,
+        took=timedelta(milliseconds=response.latency_ms),
+        files={write.path: None if write.delete else write.content for write in response.proposed_writes},
     )
 
 
@@ -191,7 +188,7 @@ async def show_comparison(site: Site, request: Request) -> Response:
     record = await site.get_record(request)
     principal = get_principal(request)
     comparison = await read_comparison(site.store, site.app, record, principal)
-    picked = comparison.find(comparison.pick.result) if comparison.pick is not None else None
+    picked = comparison.find(comparison.pick.value) if comparison.pick is not None else None
     name = request.query_params.get("base", "")
     base = _find_column(comparison, name) if name else picked
     return site.render(
@@ -214,7 +211,7 @@ async def pick(site: Site, request: Request) -> Response:
     comparison = await read_comparison(site.store, site.app, record, principal)
     if name:
         _find_column(comparison, name)
-    await record_pick(site.store, comparison.root, name, by=principal.caller_id or "local")
+    await record_verdict(site.store, comparison.root.run_id, PICK, name, by=principal.caller_id or "local")
     return redirect(request, f"/runs/{record.run_id}/compare", "picked")
 
 

@@ -22,7 +22,7 @@ from holdfast.core.errors import DefinitionError
 from holdfast.db.tables import TablesError
 from holdfast.runtime.reading.fleet import WorkerRuns, join_workers
 from holdfast.runtime.reading.formatting import utc_now
-from holdfast.runtime.reading.run_views import RunSummary, is_listed, summarize_run
+from holdfast.runtime.reading.run_views import RunSummary, summarize_run
 from holdfast.web.auth import Principal
 from holdfast.web.ui.live import Fragment, stream_fragments
 from holdfast.web.ui.pages.new_run_page import can_start
@@ -197,8 +197,7 @@ async def _list(store: RunStore, principal: Principal, filter: RunFilter) -> tup
     cursor: str | None = None
     while len(found) < _MAX_RECORDS:
         page = await store.list_page(filter, limit=_PAGE, cursor=cursor)
-        listed = [record for record in page.records if is_listed(record, filter)]
-        found += [record for record in listed if principal.can_see(record.run_id, record.caller_id)]
+        found += [record for record in page.records if principal.can_see(record.run_id, record.caller_id)]
         cursor = page.cursor
         if cursor is None:
             return found, False

@@ -11,7 +11,6 @@ from holdfast.checkpoint.fleet import count_by_status
 from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore
 from holdfast.core.run.waiting import PERSON_KINDS, WaitingCall
-from holdfast.runtime.operations.verdicts import PICK_AGENT
 from holdfast.runtime.reading.formatting import Piece, explain_run
 from holdfast.runtime.reading.run_views import RunQuery, RunSummary, list_records, summarize_run
 from holdfast.runtime.reading.transcript import read_record_waits
@@ -110,13 +109,11 @@ async def count_statuses(store: RunStore, filter: RunsFilter, principal: Princip
 
 
 async def count_all(store: RunStore, limit: int) -> StatusCounts | None:
-    """Count all runs but picks, up to `limit` of each status. `None` if the store cannot."""
+    """Count all runs, up to `limit` of each status. `None` if the store cannot."""
     counted = await count_by_status(store, limit)
     if counted is None:
         return None
-    picks = await list_records(store, limit=limit, agent=PICK_AGENT, status=RunStatus.DONE)
     counts = {status.value: count for status, count in counted.items()}
-    counts["done"] = max(0, counts.get("done", 0) - len(picks.records))
     return StatusCounts(
         counts=counts, more=frozenset(status.value for status, count in counted.items() if count >= limit)
     )

@@ -13,7 +13,7 @@ from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore
 from holdfast.core.errors import DefinitionError
 from holdfast.core.execution.calls import IN_DOUBT_KEY
-from holdfast.fanout.storage import AGENT_NAME
+from holdfast.fanout.responses import is_fanout
 from holdfast.runtime.reading.formatting import explain_run, utc_now
 from holdfast.runtime.reading.run_attempts import Attempt, read_attempts
 from holdfast.runtime.reading.run_views import RunSummary, summarize_run
@@ -207,4 +207,4 @@ def read_number(given: str | None, default: int | None = None) -> Any:
 
 def can_compare(record: RunRecord, forks: int, children: int) -> bool:
     """Whether there is more than one result to show."""
-    return record.agent_name == AGENT_NAME or forks > 0 or "forked_from" in record.labels or children >= _MIN_COMPARED
+    return is_fanout(record) or forks > 0 or "forked_from" in record.labels or children >= _MIN_COMPARED
