@@ -100,7 +100,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Doctor:
-    """Checks a store, the records of all runs, and the journals of those under way and of a sample of the others."""
+    """Checks a store, the records of all runs, and the journals of those in progress and of a sample of the others."""
 
     def __init__(
         self, store: RunStore, agents: Mapping[str, AgentSource] | None, *, sample: int | None = SAMPLE_SIZE
@@ -111,7 +111,7 @@ class Doctor:
             sample: how many journals of queued and ended runs are read at most. `None`: all.
         """
         self._store, self._agents, self._sample = store, agents, sample
-        #: Of the queued and ended runs, the journal of every n-th is read.
+        #: The journal of every n-th queued or ended run is read.
         self._stride = 1
         self._sampled = 0
         self._statuses: Counter[str] = Counter()

@@ -112,7 +112,7 @@ class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
     resume: str = ""
     #: The command that resolves a call in doubt, to be used before `resume`.
     unpark: str = ""
-    #: Of a waiting run: its calls that wait, each with the command that answers it.
+    #: The calls that a waiting run waits for, each with the command that answers it.
     waits: tuple[PrintedCall, ...] = ()
 
 

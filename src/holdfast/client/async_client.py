@@ -76,7 +76,7 @@ class AsyncConversation:
         return AsyncConversation(self._requests, self.agent, key)
 
     async def erase(self) -> None:
-        """Remove the conversation from the store. A turn under way is cancelled."""
+        """Remove the conversation from the store. A turn in progress is cancelled."""
         await self._requests.delete(self._path)
 
 

@@ -186,5 +186,5 @@ class Conversation:
         return Conversation(self._portal, fork)
 
     def erase(self) -> None:
-        """Remove the conversation from the store. A turn under way is cancelled."""
+        """Remove the conversation from the store. A turn in progress is cancelled."""
         self._portal.call(self._conversation.erase)

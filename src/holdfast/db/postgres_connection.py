@@ -155,7 +155,7 @@ class PgConnection:
         return self._load_rows(results[-1])
 
     def close(self) -> None:
-        """Hang up. A statement under way raises `psycopg.OperationalError`."""
+        """Hang up. A statement in progress raises `psycopg.OperationalError`."""
         self._abort(psycopg.OperationalError("the connection was closed"))
 
     def _send(self, statement: bytes, params: Sequence[Any]) -> None:

@@ -215,7 +215,7 @@ class PostgresTables:
         return await self._run(read)
 
     async def close(self) -> None:
-        """Finish the calls under way, then disconnect. If it is cancelled, it disconnects at once. May be repeated."""
+        """Finish the calls in progress, then disconnect. If cancelled, disconnect at once. May be repeated."""
         if self._closed:
             return
         self._closed = True

@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 #: "hold" in ASCII. The checkpoint store and the batteries may share a file, and recognise it by this number.
 APPLICATION_ID = 0x686F6C64
-#: Of a new file. An existing file keeps its page size. For one run with steps of 2 KB (W1) the file has 1.17 times the
+#: Pages of a new file. An existing file keeps its own. For one run with steps of 2 KB (W1) the file has 1.17 times the
 #: size of the transcript, and 21.6 times its size is written. With 8 KB pages: 1.37 and 13.9 times; with 4 KB: 2.05
 #: and 12.4.
 PAGE_SIZE = 16384
@@ -33,9 +33,9 @@ _MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.0002, 0.002
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _DENIED = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
-#: Of the default store, in the working directory.
+#: The folder of the default store, in the working directory.
 DEFAULT_FOLDER = ".holdfast"
-#: Of new files and folders: transcripts are for their owner alone.
+#: Modes of new files and folders: only their owner reads transcripts.
 _FILE_MODE, _FOLDER_MODE = 0o600, 0o700
 
 

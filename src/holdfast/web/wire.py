@@ -59,7 +59,7 @@ class _AnswerBody(_Body, frozen=True, kw_only=True, tag_field="kind"):
     """The answer to a call that waits."""
 
     call_id: str
-    #: Of the arguments that the person saw: others are refused.
+    #: Digest of the arguments that the person saw: an answer for others is refused.
     digest: str | None = None
 
 
@@ -171,9 +171,9 @@ class TurnSummary(msgspec.Struct, frozen=True, kw_only=True):
     status: TurnStatus | Literal["running"]
     #: The beginning of the message.
     prompt: str
-    #: Of a turn that is done, as plain data.
+    #: The output, once the turn is done, as plain data.
     output: Any
-    #: Of a turn that failed or was interrupted.
+    #: Why the turn failed or was interrupted.
     error: str
     usage: Usage
     steps: int
@@ -203,5 +203,5 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     title: str
     status: int
     detail: str
-    #: Of `RunWaiting`: the calls that the run waits for, without the hashes of their tokens.
+    #: The calls that the run waits for, if it waits, without the hashes of their tokens.
     calls: tuple[WaitingCall, ...] = ()

@@ -240,7 +240,7 @@ def _make_config(context: StepContext) -> RunnableConfig:
 
 
 def _has_input(context: StepContext) -> bool:
-    """Return whether the graph has got the prompt of the run, or of the present turn of a conversation."""
+    """Return whether the graph has got the prompt of the run, or of the current turn of a conversation."""
     history = context.state.history
     return any(isinstance(entry, CheckpointRows) and entry.starts_turn for entry in history[history.turn_start :])
 

@@ -14,7 +14,7 @@ from holdfast.core.execution.step import StepContext
 from holdfast.core.execution.waits import WAITING
 from holdfast.core.run.waiting import WaitKind
 
-#: Of a waiting call, in place of a tool's name.
+#: Stands in a waiting call in place of a tool's name.
 INTERRUPT = "interrupt"
 
 

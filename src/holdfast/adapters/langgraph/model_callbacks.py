@@ -34,7 +34,7 @@ class _ModelCallHandler(AsyncCallbackHandler):
 
     def __init__(self, gate: ModelGate) -> None:
         self._gate, self._loop = gate, asyncio.get_running_loop()
-        #: Of the calls under way, by LangChain's id.
+        #: Permits of the calls in progress, by LangChain's id.
         self._permits: dict[UUID, RatePermit | None] = {}
 
     async def on_chat_model_start(

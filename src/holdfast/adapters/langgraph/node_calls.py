@@ -108,7 +108,7 @@ class NodeCalls:
         return self._serde.loads_typed((result.type, result.body))
 
     async def _make(self, call: _GraphCall) -> GraphCallResult:
-        """Make a call. If it waits, the calls that are under way end before the run waits, too."""
+        """Make a call. If it waits, the calls that are in progress end before the run waits, too."""
         ended = asyncio.get_running_loop().create_future()
         self._under_way.add(ended)
         try:
@@ -184,7 +184,7 @@ class NodeCalls:
             raise  # of a graph within the tool: LangGraph has a place for its answers
 
     def _suspend(self, call: _GraphCall, asked: tuple[Any, ...]) -> StillWaiting:
-        """Record what a call has asked: it is not in doubt, and it is made again with the answers."""
+        """Record what a call has asked: it is not in doubt, and it is repeated with the answers."""
         self._asked[call.call_id] = asked
         self._context.state.history.append(CallInterrupted(call.call_id, asked))
         if asked:

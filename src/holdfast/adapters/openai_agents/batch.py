@@ -240,7 +240,7 @@ class SDKBatch:
         return result
 
     async def close(self) -> None:
-        """Wait until no call is under way. Those that the run does not wait for are cancelled."""
+        """Wait until no call is in progress. Those that the run does not wait for are cancelled."""
         try:
             if self._waits and self._tasks:
                 await asyncio.wait(self._tasks)

@@ -55,7 +55,7 @@ class ToolOutput(_Message, frozen=True, kw_only=True, tag="output"):
 
 
 class Final(_Message, frozen=True, kw_only=True, tag="final"):
-    """The results of the last reply are the output of the run: the model is not asked again."""
+    """The results of the last reply are the output of the run: the model is not called again."""
 
 
 Message = Input | SDKReply | ToolOutput | Final

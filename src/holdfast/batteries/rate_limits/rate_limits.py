@@ -136,7 +136,7 @@ class RateLimits:
     # -- writing ------------------------------------------------------------------------------------------------
 
     def _enqueue(self, change: _Change) -> None:
-        """Write the change with all others that come while the write before it is under way."""
+        """Write the change with all others that come while the write before it is in progress."""
         self._changes.append(change)
         if self._writer is None:
             self._writer = asyncio.get_running_loop().create_task(self._write_all())

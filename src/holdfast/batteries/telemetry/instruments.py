@@ -18,7 +18,7 @@ _COUNTERS: Mapping[str, tuple[str, str, Callable[[AgentMetrics], _Values]]] = {
         lambda agent: [({"holdfast.outcome": outcome}, count) for outcome, count in list(agent.attempts.items())],
     ),
     "holdfast.retries": (
-        "Calls that failed and are made again",
+        "Calls that failed and are retried",
         "{retry}",
         lambda agent: [
             ({"holdfast.call": "model"}, agent.model_retries),

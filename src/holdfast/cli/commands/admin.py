@@ -135,7 +135,7 @@ def set_(
 ) -> None:
     """Limit the runs of an agent or a key that execute at the same time, for all workers, from now on.
 
-    Runs under way continue. The limit stays until it is removed, whatever the Apps of the workers say.
+    Runs in progress continue. The limit stays until it is removed, whatever the Apps of the workers say.
     """
     limit = _make_limit(agent, key, max_runs)
     _run(store, lambda opened: opened.set_limit(limit))

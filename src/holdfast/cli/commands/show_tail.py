@@ -210,7 +210,7 @@ def tail(
     """Follow a run until it is terminal, in whichever process it is executed.
 
     Crashes, resumes and compactions do not end it. Ctrl-C ends the command, not the run. --json prints each event as a
-    line of JSON, the text of replies under way included.
+    line of JSON, the text of replies in progress included.
     """
     try:
         asyncio.run(_follow(store, run, after or None, _TailPrinter(0 if after else lines, full=full, as_json=as_json)))

@@ -153,7 +153,7 @@ FEATURES = {
     "batches": "a kill in the middle of a batch repeats neither the model call nor finished calls",
     "model calls": "a kill in a model call repeats that call only",
     "writes": "a kill before or after any write, or inside any tool, changes nothing",
-    "effects": "a `once` call in doubt is reported and not made again",
+    "effects": "a `once` call in doubt is reported and not repeated",
     "usage": "tokens and requests count over a resume",
     "deploys": "a removed tool defers the run, parks it, or is reported to the model",
     "approvals": "a call waits for a person; the other calls of its batch do not",

@@ -145,7 +145,7 @@ class TrialCheck:
             if times > 1 + timeline.park_counts[attempt]:
                 yield f"{_format_call(call)} was made {times} times in attempt {attempt}"
             if attempt in timeline.snapshots and call in timeline.snapshots[attempt].results:
-                yield f"{_format_call(call)} was made again in attempt {attempt}, though its result was recorded"
+                yield f"{_format_call(call)} was repeated in attempt {attempt}, though its result was recorded"
 
     def _check_changed_results(self) -> Iterator[str]:
         """Check that the model received the recorded result of each call."""

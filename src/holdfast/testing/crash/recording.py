@@ -117,7 +117,7 @@ class WriteAcknowledgedEvent(TrialEvent, frozen=True, kw_only=True):
     entries: Sequence[Entry] = ()
     rewrite: bool = False
     removed: bool = False
-    #: Of a run that was created, if it is a child.
+    #: The parent of a run that was created, if it is a child.
     parent_run_id: str | None = None
 
 

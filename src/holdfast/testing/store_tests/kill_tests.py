@@ -40,7 +40,7 @@ THOROUGH = 10 if os.environ.get("HOLDFAST_TEST_THOROUGH") else 1
 
 WRITERS = 4
 KILLS = 5 * THOROUGH
-#: Of each kind of call.
+#: Kills of each kind of call.
 KILLS_PER_CALL = 2 * THOROUGH
 
 

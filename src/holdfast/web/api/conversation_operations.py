@@ -210,7 +210,7 @@ CONVERSATION_OPERATIONS = (
         path=_PATH,
         handler=erase_conversation,
         scope="control",
-        summary="Remove a conversation from the store. A turn under way is cancelled.",
+        summary="Remove a conversation from the store. A turn in progress is cancelled.",
         status=204,
     ),
 )

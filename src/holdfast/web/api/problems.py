@@ -61,7 +61,7 @@ _STATUSES: tuple[tuple[type[HoldfastError], int], ...] = (
     (RunExists, 409),
     (RunAlreadyRunning, 409),
     (CheckpointError, 409),
-    # Of `GET /runs/{id}/result`: the run has no result.
+    # For `GET /runs/{id}/result`: the run has no result.
     (RunFailed, 409),
     (RunCancelled, 409),
     (RunParked, 409),

@@ -29,7 +29,7 @@ class AGUIServer:
     async def run(self, request: Request) -> Response:
         """Send the last message, or the answers to interrupts, and stream the turn.
 
-        A request that is repeated attaches to its turn. One without a new message attaches to the present turn.
+        A request that is repeated attaches to its turn. One without a new message attaches to the current turn.
         """
         principal = await self._chat.authenticate(request, "send")
         run_input: RunAgentInput = await read_input(request, AGUIAdapter.build_run_input)

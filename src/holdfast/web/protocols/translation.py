@@ -70,7 +70,7 @@ class Translator:
         self._retract = retract
         self._index = 0
         self._open: TextPart | ThinkingPart | None = None
-        #: The text and the reasoning of the reply under way, as far as they were sent.
+        #: The text and the reasoning of the reply in progress, as far as they were sent.
         self._drafts = {TextPart: "", ThinkingPart: ""}
 
     async def translate(self, events: AsyncGenerator[Event]) -> AsyncGenerator[NativeEvent]:

@@ -100,7 +100,7 @@ async def _read_durable(app: App, run_id: str) -> list[Event]:
 
 
 async def find_present_turn(app: App, run_id: str, turns: Sequence[TurnView]) -> str | None:
-    """Return the id of the turn under way, or of the first message that waits for its turn."""
+    """Return the id of the turn in progress, or of the first message that waits for its turn."""
     if turns and not turns[-1].is_over:
         return turns[-1].turn_id
     assert app.store is not None

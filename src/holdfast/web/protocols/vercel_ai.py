@@ -46,7 +46,7 @@ class VercelAIServer:
         return self._respond(conversation, turns[-1].turn_id if turns else None, set(answers.approvals))
 
     async def resume(self, request: Request) -> Response:
-        """Stream the present turn from its beginning. 204: there is none."""
+        """Stream the current turn from its beginning. 204: there is none."""
         principal = await self._chat.authenticate(request, "read")
         conversation = await self._chat.open(request, principal, request.path_params["chat_id"])
         turns = await read_history(self._chat.app, conversation.run_id)

@@ -117,7 +117,7 @@ class SaverDatabase:
         self._loop = asyncio.get_running_loop()
 
     async def close(self) -> None:
-        """Finish the writes under way, then disconnect."""
+        """Finish the writes in progress, then disconnect."""
         self._loop = None
         await self._writer.drain()
         await self._tables.close()
@@ -136,7 +136,7 @@ class SaverDatabase:
         self._loop, self._thread = loop, thread
 
     def close_thread(self) -> None:
-        """Finish the writes under way, disconnect, and end the thread."""
+        """Finish the writes in progress, disconnect, and end the thread."""
         loop, thread = self._loop, self._thread
         if loop is None or thread is None:
             return

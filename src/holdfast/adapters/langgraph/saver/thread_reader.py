@@ -71,7 +71,7 @@ class ThreadReader:
 
     def __init__(self, cursor: Cursor, serde: SerializerProtocol) -> None:
         self._cursor, self._serde = cursor, serde
-        #: Of the lists that were read.
+        #: The indexes of the lists that were read.
         self.indexes: dict[ChannelKey, ListIndex] = {}
 
     def decode(self, row: Row) -> StoredCheckpoint:
@@ -226,7 +226,7 @@ class CheckpointListing:
                 self._add_condition(f"{column} = ?", str(configurable[name]))
         if before is not None and (before_id := get_checkpoint_id(before)):
             self._add_condition("checkpoint_id < ?", before_id)
-        #: Of the last row that was read.
+        #: Position of the last row that was read.
         self._position: tuple[str, str, str] | None = None
         self._ended = False
 

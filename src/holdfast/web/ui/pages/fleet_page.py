@@ -167,7 +167,7 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     has_all_workers: bool
     #: By status, for `queued` and `interrupted`.
     depth: StatusCounts
-    #: Of the runs that wait for a worker and are due.
+    #: The oldest run that waits for a worker and is due.
     oldest: RunSummary | None
     hours: Sequence[Hour]
     #: There are more runs than were read.

@@ -53,7 +53,7 @@ async def _submit(site: Site, request: Request, form: dict[str, str]) -> str:
         form.get("agent", ""),
         prompt,
         inputs=_parse_data(form.get("data", "")),
-        # Of the form: sent twice, it starts one run.
+        # The id is in the form: sent twice, the form starts one run.
         run_id=form.get("run_id") or None,
         caller_id=get_principal(request).caller_id,
         labels=_parse_labels(form.get("labels", "")),

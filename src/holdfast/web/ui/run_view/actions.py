@@ -47,7 +47,7 @@ async def read_form(request: Request) -> dict[str, str]:
 
 _log = logging.getLogger("holdfast.web")
 
-#: A resume that is refused says so within this time; after it the run is under way.
+#: A resume that is refused says so within this time; after it the run executes.
 _REFUSAL_TIMEOUT = 0.5
 _VIA = "web"
 

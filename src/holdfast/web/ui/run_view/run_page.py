@@ -162,7 +162,7 @@ async def read_head(site: Site, request: Request, record: RunRecord) -> dict[str
         "doubts": await read_doubts(site.store, record) if "control" in principal.scopes else [],
         "attempts": read_attempts(record),
         "attempt_classes": _ATTEMPT_CLASSES,
-        # Of a run without recorded attempts.
+        # Shown for a run without recorded attempts.
         "worker": record.owner,
         # Only the agent's code can begin a turn.
         "can_send": "send" in principal.scopes and (known_agent or not run.conversation),

@@ -55,9 +55,9 @@ class Part(msgspec.Struct, kw_only=True):
 
     kind: PartKind
     content: Content | None = None
-    #: Of a reply.
+    #: The calls that a reply asks for.
     calls: list[CallView] = []
-    #: Of a result whose call is not shown: the tool. Of a phase: its name.
+    #: The tool of a result whose call is not shown, or the name of a phase.
     name: str = ""
 
 
@@ -102,7 +102,7 @@ def build_steps(
 
     Args:
         is_end: whether the entries reach to the end of the journal.
-        finished_steps: of the whole run, for the number of the step under way.
+        finished_steps: of the whole run, for the number of the step in progress.
         fold: longer texts are cut to this length.
         with_images: count the pictures, for a page that can load them.
     """
@@ -171,7 +171,7 @@ class _Builder:
             self._add_part(item)
 
     def finish(self) -> list[StepView]:
-        """Return the steps. What follows the last finished one is the step under way, or the end of the run."""
+        """Return the steps. What follows the last finished one is the step in progress, or the end of the run."""
         if self._parts:
             number = self._finished_steps + 1
             self._steps.append(StepView(number=number, first_seq=self._first_seq or 0, parts=self._parts))

@@ -1,4 +1,4 @@
-"""Live updates of the page of one run: its head, its new steps, and the text of the reply under way."""
+"""Live updates of the page of one run: its head, its new steps, and the text of the reply in progress."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -58,7 +58,7 @@ class _Feed:
         end = Cursor(get_incarnation(record.created_at), record.next_seq - 1, _LAST_INDEX)
         self._events = app.events(record.run_id, str(end))
         self.changed = asyncio.Event()
-        #: The text of the reply under way.
+        #: The text of the reply in progress.
         self.draft = ""
 
     async def collect(self) -> None:

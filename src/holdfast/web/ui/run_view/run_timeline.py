@@ -65,7 +65,7 @@ def build_timeline(
 
     Args:
         attempts: of the run, until the end of the window. Those that resumed it within the window are marked.
-        waits_since: when the step under way began to wait, if it does.
+        waits_since: when the step in progress began to wait, if it does.
     """
     finished = [step for step in steps if step.finished and step.at is not None][-_MAX_STEPS:]
     bars = [bar for step in finished for bar in _list_bars(step)]
