@@ -10,15 +10,24 @@ from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.fleet import count_runs
 from holdfast.checkpoint.store import RunStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.concurrency import close_with_timeout
+from holdfast.concurrency import close_with_timeout, run_in_background
 from holdfast.config import CheckpointSettings, ConcurrencyLimit, WorkerSettings
-from holdfast.core.agents.agent import AgentSource
+from holdfast.core.agents.agent import AgentRepository, AgentSource
 from holdfast.core.errors import DefinitionError, RunCancelled
 from holdfast.core.execution.attempt import OnCancel
 from holdfast.core.execution.executor import Executor
 from holdfast.core.execution.shutdown import can_install_handlers, install_signal_handlers
 from holdfast.core.metrics import RunMetrics
-from holdfast.core.ports import Audit, Budget, Closeable, Critic, Ports, RateLimiter, RunListener, ToolProvider
+from holdfast.core.ports import (
+    Audit,
+    Budget,
+    Critic,
+    Ports,
+    RateLimiter,
+    RunListener,
+    ToolProvider,
+    ToolProviders,
+)
 from holdfast.core.run.info import RunInfo, RunOptions
 from holdfast.core.run.prompt import Prompt
 from holdfast.core.run.result import OutputT, Result
@@ -27,16 +36,17 @@ from holdfast.core.run.waiting import Answer, WaitingCall
 from holdfast.core.telemetry_port import Telemetry
 from holdfast.core.trace_context import annotate_submit
 from holdfast.core.validation import check_choice, check_duration
-from holdfast.runtime.agent_registry import find_agent, index_agents, resolve_agent
+from holdfast.runtime.agent_registry import AgentRegistry, find_agent, resolve_agent
 from holdfast.runtime.conversations import CONVERSATION_LABEL, Conversation
 from holdfast.runtime.operations.forking import Fork
 from holdfast.runtime.operations.run_client import RunClient
 from holdfast.runtime.operations.verdicts import PICK, Verdict, read_verdict, record_verdict
-from holdfast.runtime.options import AppOptions, check_limits, check_options, find_store
+from holdfast.runtime.options import AppOptions, check_limits, check_options, check_sequence, find_store
 from holdfast.runtime.parts import StoreParts
 from holdfast.runtime.reading.run_views import RunDetails, RunList, RunQuery, get_run, list_runs
 from holdfast.runtime.status_server import render_metrics
 from holdfast.runtime.streams.hub import EventHub
+from holdfast.runtime.table_users import TableUsers
 from holdfast.runtime.worker import RecoveryReport
 from holdfast.stores.from_url import resolve_url
 
@@ -59,7 +69,7 @@ class App:
 
     def __init__(
         self,
-        agents: Iterable[AgentSource],
+        agents: Iterable[AgentSource | AgentRepository],
         store: RunStore | str | None = "",
         *,
         checkpoint: CheckpointSettings = _CHECKPOINT_DEFAULTS,
@@ -69,7 +79,8 @@ class App:
         rate_limits: RateLimiter | None = None,
         critic: Critic | None = None,
         listener: RunListener | None = None,
-        extra_tools: ToolProvider | None = None,
+        tools: Iterable[ToolProvider] = (),
+        schedule: "Schedule | None" = None,
         telemetry: Telemetry | None = None,
         shutdown_exceptions: tuple[type[BaseException], ...] = (),
         limits: Iterable[ConcurrencyLimit] = (),
@@ -78,13 +89,15 @@ class App:
         """Join the parts.
 
         Args:
-            agents: an interrupted run finds its agent here, by name.
+            agents: an interrupted run finds its agent here, by name. `Personas` is a repository of stored ones.
             store: a store, or the URL of one. `""` is the default (`HOLDFAST_STORE`, else SQLite under `.holdfast/`).
                 `None` keeps runs in memory only.
             checkpoint: how runs are saved.
             worker: how this process executes stored runs, and how it stops. `False`: it takes no queued or interrupted
                 runs, and executes only what `run`, `resume` and `recover` ask for.
             rate_limits: decides when runs may call their models, such as `RateLimits`.
+            tools: offer further tools to every run, such as `Skills` or `AgentToolProvider`.
+            schedule: cron jobs, such as `Schedule()`. Every App that takes runs submits those that are due.
             telemetry: traces and metrics: `holdfast.batteries.telemetry.OpenTelemetry()`.
             shutdown_exceptions: exceptions by which the host's own code announces a shutdown. A run that a tool or the
                 model ends with one, as the error itself, its cause, or within an exception group, stays resumable.
@@ -97,13 +110,14 @@ class App:
         """
         if isinstance(worker, bool):
             worker = WorkerSettings(take_runs=worker)
+        given, providers = check_sequence("agents", agents), check_sequence("tools", tools)
         #: The agents, by name.
-        self.agents: Final[Mapping[str, AgentSource]] = index_agents(agents)
+        self.agents: Final = AgentRegistry(given)
         self.checkpoint_settings: Final = checkpoint
         self.worker_settings: Final = worker
         self._limits = check_limits(limits)
         self._options = AppOptions(
-            agents=tuple(self.agents.values()),
+            agents=given,
             store=store,
             checkpoint=checkpoint,
             worker=worker,
@@ -112,7 +126,8 @@ class App:
             rate_limits=rate_limits,
             critic=critic,
             listener=listener,
-            extra_tools=extra_tools,
+            tools=providers,
+            schedule=schedule,
             telemetry=telemetry,
             shutdown_exceptions=shutdown_exceptions,
             limits=self._limits,
@@ -135,9 +150,13 @@ class App:
             critic=critic,
             listener=listener,
             watchers=self._hub,
-            extra_tools=extra_tools,
+            extra_tools=ToolProviders(providers) if providers else None,
             telemetry=telemetry,
         )
+        self._schedule = schedule
+        self._schedule_loop: asyncio.Task[None] | None = None
+        batteries = (budget, rate_limits, audit, schedule, *self.agents.repositories, *providers)
+        self._table_users = TableUsers(batteries, self.store, clock)
         #: The counters of the runs that this process executes.
         self.metrics: Final = RunMetrics()
         if telemetry is not None:
@@ -163,8 +182,15 @@ class App:
             shutdown_timeout=self.worker_settings.shutdown_timeout,
             metrics=self.metrics,
         )
-        if self._checkpoints is not None and self._hub is not None:
+        if self._checkpoints is not None:
             await self._checkpoints.open()
+        try:
+            await self._table_users.open()
+        except BaseException:
+            if self._checkpoints is not None:
+                await close_with_timeout("the store", self._checkpoints.close, self._clock)
+            raise
+        if self._checkpoints is not None and self._hub is not None:
             for limit in self._limits:
                 await self._checkpoints.store.set_limit(limit, default=True)
             self._hub.open()
@@ -180,6 +206,10 @@ class App:
             if take_runs:
                 self._parts.worker.start()
         self._executor = executor
+        if self._schedule is not None:
+            self._schedule.bind(self.submit, self.agents)
+            if take_runs:
+                self._start_schedule()
         if self.worker_settings.handle_signals and can_install_handlers():
             self._remove_signal_handlers = install_signal_handlers(self.shutdown)
 
@@ -195,6 +225,9 @@ class App:
         if timeout is not None:
             check_duration("timeout", timeout)
         executor.begin_shutdown()  # before anything is awaited: no run begins another step
+        if self._schedule_loop is not None:
+            self._schedule_loop.cancel()
+            self._schedule_loop = None
         if self._parts is not None:
             self._parts.worker.stop()
             await self._parts.janitor.close()
@@ -204,10 +237,7 @@ class App:
             await self._parts.worker.close()
             await self._parts.health.close()
             await self._parts.hub.close()
-        ports: tuple[object, ...] = (self.ports.audit, self.ports.budget, self.ports.rate_limiter)
-        for port in ports:
-            if isinstance(port, Closeable):
-                await close_with_timeout(type(port).__name__, port.close, self._clock)
+        await self._table_users.close()
         if self._remove_signal_handlers is not None:
             self._remove_signal_handlers()
 
@@ -229,6 +259,10 @@ class App:
     def _client(self) -> RunClient:
         return self._stored.client
 
+    def _start_schedule(self) -> None:
+        if self._schedule is not None and self._schedule_loop is None:
+            self._schedule_loop = run_in_background(self._schedule.loop())
+
     def replace(self, **changes: Unpack[AppOptions]) -> "App":
         """Return a new App, not open, with the same arguments except `changes`."""
         options: AppOptions = {**self._options, **changes}
@@ -239,6 +273,21 @@ class App:
         """The URL of the store. `None` if the App was given a store instead of a URL, or none."""
         store = self._options["store"]
         return resolve_url(store) if isinstance(store, str) else None
+
+    @property
+    def has_schedule(self) -> bool:
+        return self._schedule is not None
+
+    @property
+    def schedule(self) -> "Schedule":
+        """The schedule that this App was given.
+
+        Raises:
+            DefinitionError: it was given none.
+        """
+        if self._schedule is None:
+            raise DefinitionError("this App has no schedule: App(agents, schedule=Schedule())")
+        return self._schedule
 
     def agent(self, name: str) -> AgentSource:
         """Return the agent of this name.
@@ -372,7 +421,9 @@ class App:
 
         Returns too when it has taken `WorkerSettings.max_runs`, and they have ended.
         """
-        await self._stored.worker.serve()
+        worker = self._stored.worker
+        self._start_schedule()
+        await worker.serve()
 
     async def find_problem(self) -> str:
         """Return why this App takes no runs now, for a health check; empty if it can.
@@ -609,15 +660,14 @@ class App:
 
     # -- web ----------------------------------------------------------------------------------------------------
 
-    def web(self, *, authorize: "Authorize | None" = None, schedule: "Schedule | None" = None) -> "Starlette":
+    def web(self, *, authorize: "Authorize | None" = None) -> "Starlette":
         """Return the web UI of this App at `/`, and its HTTP API at `/api`. Needs the extra `web`.
 
         Mount it under any path while the App is open, or serve it alone: then it opens the App.
 
         Args:
             authorize: returns the sender of a request, or `None`. Without it only clients of a Unix socket are served.
-            schedule: the page shows its jobs.
         """
         from holdfast.web.server import make_web
 
-        return make_web(self, authorize=authorize, schedule=schedule)
+        return make_web(self, authorize=authorize)

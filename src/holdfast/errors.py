@@ -37,7 +37,7 @@ that `holdfast.web` refuses.
 from holdfast.batteries.audit.audit import AuditError
 from holdfast.batteries.budget.budget import BudgetError, BudgetExhausted, BudgetUnavailable
 from holdfast.batteries.critic.watchdog import CriticError
-from holdfast.batteries.definitions.store import (
+from holdfast.batteries.definitions.versions import (
     DefinitionNotFound,
     DefinitionStoreError,
     DefinitionsUnavailable,

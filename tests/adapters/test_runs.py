@@ -267,7 +267,7 @@ async def test_extra_tools_can_be_called() -> None:
         async def tools(self, info: RunInfo) -> list[Tool]:
             return [double, fail]
 
-    async with App([durable(Agent(script.model, name="own"))], "memory:", extra_tools=ExtraTools()) as app:
+    async with App([durable(Agent(script.model, name="own"))], "memory:", tools=[ExtraTools()]) as app:
         await app.run("own", "go")
     results = [content for kind, content in get_texts(script.asked[1]) if kind == "tool-return"]
     assert results[0] == 4

@@ -65,7 +65,7 @@ async def test_a_run_that_ends_with_a_shutdown_exception_of_the_host_is_kept() -
         assert [record.status async for record in store.list_runs()] == [RunStatus.INTERRUPTED]
 
 
-PORTS = ["audit", "budget", "rate_limits", "critic", "listener", "extra_tools", "telemetry"]
+PORTS = ["audit", "budget", "rate_limits", "critic", "listener", "tools", "schedule", "telemetry"]
 
 
 @pytest.mark.parametrize("name", [*PORTS, "clock", "limits", "store"])

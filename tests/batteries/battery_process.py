@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from tests.core.null_listener import NullListener
 
 from holdfast import Agent, App, Reply, ToolCall, Usage, tool
-from holdfast.batteries.audit import Audit, AuditTable
-from holdfast.batteries.budget import Budget, Limit, TablesLedger
-from holdfast.batteries.schedule import JobTable, Schedule
+from holdfast.batteries.audit import Audit
+from holdfast.batteries.budget import Budget, Limit
+from holdfast.batteries.schedule import Schedule
 from holdfast.core import Message, ToolSchema
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.run_events import Event, StepStarted
@@ -56,8 +56,8 @@ async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Rep
 
 async def run_agent(url: str, hang_in: str) -> None:
     """Execute run `r` with a budget and an audit in the database of the checkpoints."""
-    budget = Budget(Limit(tokens=10**6, per="all"), ledger=TablesLedger(tables_from_url(url)))
-    audit = Audit(AuditTable(tables_from_url(url)))
+    budget = Budget(Limit(tokens=10**6, per="all"))
+    audit = Audit()
     agent = Agent(name="a", model=model, tools=[work])
     options = {"budget": budget, "audit": audit, "listener": PrintingListener(int(hang_in))}
     async with App([agent], url, worker=False, **options) as app:  # type: ignore[arg-type]
@@ -75,7 +75,8 @@ async def fire_schedule(url: str, hang: str) -> None:
                 await asyncio.Event().wait()
             return run_id
 
-        schedule = Schedule(submit, jobs=JobTable(tables_from_url(url)), clock=ManualClock(DUE))
+        schedule = Schedule(tables=tables_from_url(url), clock=ManualClock(DUE))
+        schedule.bind(submit)
         print("ran", len((await schedule.tick()).ran), flush=True)
         await schedule.close()
 

@@ -4,12 +4,12 @@ import asyncio
 import sys
 from datetime import UTC, datetime, timedelta
 
-from holdfast.batteries.budget import Reservation, Spend, TablesLedger
+from holdfast.batteries.budget import Ledger, Reservation, Spend
 from holdfast.db.urls import tables_from_url
 
 
 async def spend(url: str, name: str, limit: int, step: int) -> int:
-    ledger = TablesLedger(tables_from_url(url))
+    ledger = Ledger(tables_from_url(url))
     await ledger.open()
     print("ready", flush=True)
     sys.stdin.readline()

@@ -7,7 +7,7 @@ import asyncio
 import sys
 from datetime import UTC, datetime, timedelta
 
-from holdfast.batteries.rate_limits import RateLimits, WindowTable
+from holdfast.batteries.rate_limits import RateLimits
 from holdfast.clock import SystemClock
 from holdfast.core.ports import RatePermit
 from holdfast.core.run.info import RunInfo
@@ -27,8 +27,8 @@ class LogicalClock(SystemClock):
 
 async def ask(url: str, requests: int, tokens: int) -> None:
     clock = LogicalClock()
-    windows = WindowTable(tables_from_url(url))
-    limits = RateLimits(requests_per_minute=requests, tokens_per_minute=tokens, windows=windows, clock=clock)
+    tables = tables_from_url(url)
+    limits = RateLimits(requests_per_minute=requests, tokens_per_minute=tokens, tables=tables, clock=clock)
     info = RunInfo(run_id="r", agent_name="a")
     while line := await asyncio.to_thread(sys.stdin.readline):
         at, count, each = (int(word) for word in line.split())

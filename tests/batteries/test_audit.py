@@ -2,17 +2,20 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 
 import pytest
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
 from holdfast import Agent, App, CheckpointSettings, Reply, Retry, Usage, current_call, tool
-from holdfast.batteries.audit import Audit, AuditQuery, AuditRow, AuditStore, AuditTable, MemoryAudit
+from holdfast.batteries.audit import Audit, AuditQuery, AuditRow, AuditTable
 from holdfast.core import Executor, Ports
 from holdfast.core.redaction import REDACTED, Redactor
+from holdfast.db.sqlite_tables import MemoryTables
+from holdfast.db.tables import Cursor, TablesUnavailable
 from holdfast.db.urls import tables_from_url
 from holdfast.errors import ModelUnavailable
 from holdfast.stores.memory import MemoryStore
@@ -26,16 +29,19 @@ def row(run_id: str = "r", hours: float = 0, **more: object) -> AuditRow:
     return AuditRow(run_id=run_id, at=START + timedelta(hours=hours), **fields)  # type: ignore[arg-type]
 
 
+T = TypeVar("T")
+
+
 @pytest.fixture
-async def store(battery_url: str) -> AsyncIterator[AuditStore]:
-    made: AuditStore = MemoryAudit() if battery_url == "memory:" else AuditTable(tables_from_url(battery_url))
+async def store(battery_url: str) -> AsyncIterator[AuditTable]:
+    made = AuditTable(tables_from_url(battery_url))
     await made.open()
     yield made
     await made.close()
 
 
-class TestEveryAuditStore:
-    async def test_rows_come_back_as_they_were_and_in_order(self, store: AuditStore) -> None:
+class TestAuditTable:
+    async def test_rows_come_back_as_they_were_and_in_order(self, store: AuditTable) -> None:
         rows = [
             row("r", 0, kind="start", status="begun", caller_id="al"),
             row("r", 1, kind="tool", name="pay", call_id="c", effect="once", arguments={"a": [1, None, "é\0"]}),
@@ -45,7 +51,7 @@ class TestEveryAuditStore:
         await store.add(rows[2:])
         assert list(await store.query(AuditQuery())) == rows
 
-    async def test_queries_return_the_matching_rows(self, store: AuditStore) -> None:
+    async def test_queries_return_the_matching_rows(self, store: AuditTable) -> None:
         await store.add(
             [
                 row("one", 0, caller_id="al", agent_name="x", kind="start", status="begun"),
@@ -66,13 +72,13 @@ class TestEveryAuditStore:
         assert await found(until=START + timedelta(hours=1)) == ["one"]
         assert await found(limit=2) == ["two", "three"]
 
-    async def test_a_tree_is_a_run_and_all_below_it(self, store: AuditStore) -> None:
+    async def test_a_tree_is_a_run_and_all_below_it(self, store: AuditTable) -> None:
         await store.add([row("grandchild", parent_run_id="child"), row("child", parent_run_id="root"), row("root")])
         await store.add([row("other"), row("stranger", parent_run_id="other")])
         tree = await store.query(AuditQuery(tree_of="root"))
         assert {each.run_id for each in tree} == {"root", "child", "grandchild"}
 
-    async def test_purged_rows_are_gone(self, store: AuditStore) -> None:
+    async def test_purged_rows_are_gone(self, store: AuditTable) -> None:
         await store.add([row("old", 0), row("new", 5)])
         assert await store.purge(START + timedelta(hours=1)) == 1
         assert [each.run_id for each in await store.query(AuditQuery())] == ["new"]
@@ -92,7 +98,7 @@ def agent() -> Agent:
 
 
 async def test_a_run_is_recorded_with_its_steps_and_calls_and_no_secret() -> None:
-    audit = Audit()
+    audit = Audit(tables=MemoryTables())
     await SimulatedHost(ports=Ports(audit=audit)).executor.run(agent(), "go", run_id="r", caller_id="al")
     rows = await audit.query()
     assert [(each.kind, each.status or each.name) for each in rows] == [
@@ -112,7 +118,7 @@ async def test_a_run_is_recorded_with_its_steps_and_calls_and_no_secret() -> Non
 
 
 async def test_resumes_and_failures_are_recorded() -> None:
-    audit, store = Audit(), MemoryStore()
+    audit, store = Audit(tables=MemoryTables()), MemoryStore()
     hang = asyncio.Event()
 
     async def dies(messages: object) -> Reply:
@@ -137,7 +143,7 @@ async def test_resumes_and_failures_are_recorded() -> None:
 
 
 async def test_an_error_whose_text_cannot_be_stored_is_recorded(database_url: str) -> None:
-    audit = Audit(AuditTable(tables_from_url(database_url)))
+    audit = Audit(tables=tables_from_url(database_url))
     with pytest.raises(ValueError, match="no file"):
         await SimulatedHost(ports=Ports(audit=audit)).executor.run(
             Agent(name="a", model=ScriptedModel(ValueError("no file \udcff"))), "go", run_id="r"
@@ -148,9 +154,11 @@ async def test_an_error_whose_text_cannot_be_stored_is_recorded(database_url: st
 
 
 async def test_values_that_cannot_be_stored_are_replaced_and_block_no_other_row(
-    store: AuditStore, caplog: pytest.LogCaptureFixture
+    battery_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    audit = Audit(store, redact=lambda value: object() if isinstance(value, dict) else value)
+    audit = Audit(
+        tables=tables_from_url(battery_url), redact=lambda value: object() if isinstance(value, dict) else value
+    )
     host = SimulatedHost(ports=Ports(audit=audit))
     with pytest.raises(ValueError, match="cannot read"):
         await host.executor.run(
@@ -159,7 +167,7 @@ async def test_values_that_cannot_be_stored_are_replaced_and_block_no_other_row(
     await host.executor.run(agent(), "go", run_id="two")
     audit.put(row("three", detail="half a pair \ud83d"))
     await audit.flush()
-    rows = await store.query(AuditQuery())
+    rows = await audit.query()
     assert {each.run_id for each in rows} == {"one", "two", "three"}
     assert [each.detail for each in rows if each.detail] == ["ValueError: cannot read r?sum", "half a pair ?"]
     assert [each.arguments for each in rows if each.kind == "tool"] == ["(could not be stored)"]
@@ -167,26 +175,26 @@ async def test_values_that_cannot_be_stored_are_replaced_and_block_no_other_row(
     await audit.close()
 
 
-class Faulty(MemoryAudit):
-    """A store that raises while `down` is set."""
+class Faulty(MemoryTables):
+    """Tables whose writes fail while `down` is set."""
 
     down = True
 
-    async def add(self, rows: Sequence[AuditRow]) -> None:
-        if self.down:
-            raise OSError("down")
-        await super().add(rows)
+    async def transaction(self, work: Callable[[Cursor], Awaitable[T]], *, lock: Iterable[str] = ()) -> T:
+        if self.down and lock:
+            raise TablesUnavailable("down")
+        return await super().transaction(work, lock=lock)
 
 
 async def test_while_the_store_is_down_rows_wait_up_to_the_capacity_and_runs_do_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    clock, store = ManualClock(), Faulty()
-    audit = Audit(store, clock=clock, capacity=4)
+    clock, tables = ManualClock(), Faulty()
+    audit = Audit(tables=tables, clock=clock, capacity=4)
     await SimulatedHost(ports=Ports(audit=audit)).executor.run(agent(), "go")
     await clock.advance(timedelta(seconds=5))
     assert "could not be written" in caplog.text
-    store.down = False
+    tables.down = False
     await clock.advance(timedelta(seconds=5))
     rows = await audit.query()
     assert [each.kind for each in rows] == ["tool", "step", "step", "end"], "the oldest of five did not fit"
@@ -194,45 +202,46 @@ async def test_while_the_store_is_down_rows_wait_up_to_the_capacity_and_runs_do_
     await audit.close()
 
 
-class Slow(MemoryAudit):
-    """Writes a batch, but returns only when `answer` is set: as a database does that is slow to acknowledge."""
+class Slow(MemoryTables):
+    """Writes, but returns only when `answer` is set: as a database does that is slow to acknowledge."""
 
     def __init__(self) -> None:
         super().__init__()
         self.written, self.answer = asyncio.Event(), asyncio.Event()
 
-    async def add(self, rows: Sequence[AuditRow]) -> None:
-        await super().add(rows)
-        self.written.set()
-        await self.answer.wait()
+    async def transaction(self, work: Callable[[Cursor], Awaitable[T]], *, lock: Iterable[str] = ()) -> T:
+        result = await super().transaction(work, lock=lock)
+        if lock:
+            self.written.set()
+            await self.answer.wait()
+        return result
 
 
 @pytest.mark.parametrize("end", ["flush", "close"])
 async def test_a_batch_whose_flush_is_cancelled_is_written_once(end: str) -> None:
-    store = Slow()
-    audit = Audit(store, flush_interval=timedelta(0))
+    tables = Slow()
+    audit = Audit(tables=tables, flush_interval=timedelta(0))
     for number in range(3):
         audit.put(row(f"r{number}"))
     if end == "flush":
         writing = asyncio.create_task(audit.flush())
-        await store.written.wait()
+        await tables.written.wait()
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)
     else:
-        await store.written.wait()
+        await tables.written.wait()
     closing = asyncio.create_task(audit.close())
     await asyncio.sleep(0)
-    store.answer.set()
+    tables.answer.set()
     await closing
-    assert [each.run_id for each in await store.query(AuditQuery())] == ["r0", "r1", "r2"]
+    assert [each.run_id for each in await AuditTable(tables).query(AuditQuery())] == ["r0", "r1", "r2"]
 
 
 async def test_an_app_writes_queued_rows_before_it_closes() -> None:
-    store = MemoryAudit()
-    audit = Audit(store, flush_interval=timedelta(hours=1))
-    async with App([agent()], "memory:", audit=audit) as app:
+    audit, store = Audit(flush_interval=timedelta(hours=1)), MemoryStore()
+    async with App([agent()], store, audit=audit) as app:
         await app.run("a", "go")
-    assert [each.kind for each in await store.query(AuditQuery())][-1] == "end"
+    assert [each.kind for each in await AuditTable(store.tables()).query(AuditQuery())][-1] == "end"
 
 
 async def test_redacted_values_are_never_stored(durable_store_url: str) -> None:
@@ -256,7 +265,7 @@ async def test_redacted_values_are_never_stored(durable_store_url: str) -> None:
 
 
 async def test_children_are_found_under_their_parent() -> None:
-    audit = Audit()
+    audit = Audit(tables=MemoryTables())
     child = Agent(name="child", model=ScriptedModel("helped"))
 
     @tool(effect="idempotent")
@@ -286,7 +295,7 @@ async def test_retries_are_in_the_audit() -> None:
         return await script(messages, tools)  # type: ignore[arg-type]
 
     script = ScriptedModel(tool_reply(call("1", "look")), "done")
-    clock, audit = ManualClock(), Audit(flush_interval=timedelta(days=1))
+    clock, audit = ManualClock(), Audit(tables=MemoryTables(), flush_interval=timedelta(days=1))
     run = asyncio.create_task(
         Executor(Ports(audit=audit), clock=clock).run(Agent(name="a", model=model, tools=[look]), "go")
     )

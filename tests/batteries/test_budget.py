@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,13 +22,14 @@ from holdfast.batteries.budget import (
     BudgetExhausted,
     Ledger,
     Limit,
-    MemoryLedger,
     Reservation,
     Spend,
-    TablesLedger,
 )
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core import Ports
+from holdfast.core.run.info import RunInfo
+from holdfast.core.run.state import RunState
+from holdfast.db.sqlite_tables import MemoryTables
 from holdfast.db.urls import tables_from_url
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing import ManualClock
@@ -38,7 +40,7 @@ WEEK = timedelta(days=7)
 
 @pytest.fixture
 async def ledger(battery_url: str) -> AsyncIterator[Ledger]:
-    made: Ledger = MemoryLedger() if battery_url == "memory:" else TablesLedger(tables_from_url(battery_url))
+    made = Ledger(tables_from_url(battery_url))
     await made.open()
     yield made
     await made.close()
@@ -151,7 +153,7 @@ def test_processes_that_spend_at_once_overshoot_by_at_most_one_step(database_url
     assert limit <= total < limit + step
 
     async def booked() -> int:
-        ledger = TablesLedger(tables_from_url(database_url))
+        ledger = Ledger(tables_from_url(database_url))
         await ledger.open()
         try:
             return (await ledger.spent("all", datetime.now(UTC) - timedelta(hours=1))).tokens
@@ -165,7 +167,7 @@ def test_processes_that_spend_at_once_overshoot_by_at_most_one_step(database_url
 @given(st.lists(st.tuples(st.sampled_from("rst"), st.integers(0, 20), st.integers(0, 20 * 24 * 60)), max_size=30))
 def test_the_window_is_the_sum_of_the_increments_in_it(commits: list[tuple[str, int, int]]) -> None:
     async def check() -> None:
-        ledger = MemoryLedger()
+        ledger = Ledger(MemoryTables())
         totals: dict[str, int] = {}
         increments: list[tuple[int, int]] = []
         for run_id, more, minute in sorted(commits, key=itemgetter(2)):
@@ -195,10 +197,10 @@ def spends(tokens: int, steps: int) -> ScriptedModel:
 
 
 async def test_an_exhausted_budget_parks_the_run_and_a_raised_one_lets_it_resume() -> None:
-    store, ledger = MemoryStore(), MemoryLedger()
+    store, tables = MemoryStore(), MemoryTables()
     model = spends(40, 5)
     agent = Agent(name="a", model=model, tools=[work])
-    one = SimulatedHost(store, ports=Ports(budget=Budget(Limit(tokens=100), ledger=ledger)))
+    one = SimulatedHost(store, ports=Ports(budget=Budget(Limit(tokens=100), tables=tables)))
     with pytest.raises(BudgetExhausted, match="caller:alice has spent 120 of 100 tokens"):
         await one.executor.run(agent, "go", run_id="r", caller_id="alice")
     [record] = await one.list_records()
@@ -206,14 +208,14 @@ async def test_an_exhausted_budget_parks_the_run_and_a_raised_one_lets_it_resume
     assert record.reason.startswith("budget: ")
     assert len(model.requests) == 3
 
-    two = SimulatedHost(store, ports=Ports(budget=Budget(Limit(tokens=1000), ledger=ledger)))
+    two = SimulatedHost(store, ports=Ports(budget=Budget(Limit(tokens=1000), tables=tables)))
     assert (await two.resume(agent, "r")).output == "done"
     assert len(model.requests) == 5
-    assert (await ledger.spent("caller:alice", datetime.now(UTC) - WEEK)).tokens == 200
+    assert (await Ledger(tables).spent("caller:alice", datetime.now(UTC) - WEEK)).tokens == 200
 
 
 async def test_spending_before_a_crash_counts_once() -> None:
-    store, ledger = MemoryStore(), MemoryLedger()
+    store, tables = MemoryStore(), MemoryTables()
     hang = asyncio.Event()
 
     async def dies(messages: object) -> Reply:
@@ -224,7 +226,7 @@ async def test_spending_before_a_crash_counts_once() -> None:
     usage = Usage(input_tokens=10, cost_usd=0.25)
     first = ScriptedModel(tool_reply(call("c0", "work", number=0), usage=usage), dies)
     second = ScriptedModel(tool_reply(call("c0", "work", number=0), usage=usage), Reply(text="done", usage=usage))
-    budget = Budget(Limit(tokens=1000, runs=1, per="agent"), ledger=ledger)
+    budget = Budget(Limit(tokens=1000, runs=1, per="agent"), tables=tables)
     one = SimulatedHost(store, ports=Ports(budget=budget))
     task = asyncio.create_task(one.executor.run(Agent(name="a", model=first, tools=[work]), "go", run_id="r"))
     await hang.wait()
@@ -239,7 +241,7 @@ async def test_spending_before_a_crash_counts_once() -> None:
 async def test_a_run_that_resumes_after_its_window_books_only_new_spending() -> None:
     clock = ManualClock()
     store, agent = MemoryStore(clock=clock), Agent(name="a", model=spends(40, 5), tools=[work])
-    budget = Budget(Limit(tokens=100, runs=1), clock=clock)
+    budget = Budget(Limit(tokens=100, runs=1), tables=MemoryTables(), clock=clock)
     one = SimulatedHost(store, clock=clock, ports=Ports(budget=budget))
     with pytest.raises(BudgetExhausted, match="120 of 100"):
         await one.executor.run(agent, "go", run_id="r", caller_id="alice")
@@ -248,6 +250,56 @@ async def test_a_run_that_resumes_after_its_window_books_only_new_spending() -> 
     assert (await SimulatedHost(store, clock=clock, ports=Ports(budget=budget)).resume(agent, "r")).output == "done"
     spent = await budget.spent("caller:alice")
     assert (spent.tokens, spent.runs) == (80, 0)
+
+
+async def test_a_purge_deletes_the_rows_and_an_hour_later_the_next_commit_does(battery_url: str) -> None:
+    clock, tables = ManualClock(), tables_from_url(battery_url)
+    limit, ledger = Limit(tokens=100, runs=9, window=timedelta(hours=2)), Ledger(tables)
+    budget = Budget(limit, tables=tables, clock=clock)
+    info = RunInfo(run_id="r", agent_name="a", caller_id="alice")
+
+    async def count_rows() -> list[int]:
+        names = ("budget_spent", "budget_total", "budget_reserved")
+        return [(await ledger.select(f"SELECT COUNT(*) FROM {name}"))[0][0] for name in names]
+
+    await budget.check(info, state := RunState())
+    await budget.commit(info, state)
+    await budget.check(msgspec.structs.replace(info, run_id="lost"), RunState())
+    assert await count_rows() == [1, 1, 1]
+    await clock.advance(timedelta(hours=3))
+    await budget.purge()
+    assert await count_rows() == [0, 0, 0]
+
+    await budget.commit(info, RunState())
+    await clock.advance(timedelta(hours=3))
+    await budget.commit(msgspec.structs.replace(info, run_id="later"), RunState())
+    assert await count_rows() == [1, 1, 0], "those of the last hours are left"
+    await budget.close()
+
+
+async def test_a_run_that_was_refused_does_not_count() -> None:
+    clock = ManualClock()
+    budget = Budget(Limit(runs=1, window=timedelta(days=1)), tables=MemoryTables(), clock=clock)
+    host = SimulatedHost(clock=clock, ports=Ports(budget=budget))
+    agent = Agent(name="a", model=ScriptedModel("done", "done"))
+    await host.executor.run(agent, "go")
+    for number in range(3):
+        with pytest.raises(BudgetExhausted, match="spent 1 of 1 runs"):
+            await host.executor.run(agent, "go", run_id=f"refused-{number}")
+    await clock.advance(timedelta(hours=23))
+    with pytest.raises(BudgetExhausted, match="spent 1 of 1 runs"):
+        await host.executor.run(agent, "go", run_id="refused-later")
+    await clock.advance(timedelta(hours=1, minutes=2))
+    assert (await host.resume(agent, "refused-0")).output == "done"
+
+
+async def test_a_limit_is_exceeded_by_at_most_one_step_of_each_run() -> None:
+    budget = Budget(Limit(tokens=100, per="all"), tables=MemoryTables())
+    agents = [Agent(name=f"a{number}", model=spends(30, 20), tools=[work]) for number in range(3)]
+    host = SimulatedHost(ports=Ports(budget=budget))
+    ends = await asyncio.gather(*(host.executor.run(agent, "go") for agent in agents), return_exceptions=True)
+    assert all(isinstance(end, BudgetExhausted) for end in ends)
+    assert 100 <= (await budget.spent("all")).tokens <= 100 + 3 * 30
 
 
 async def test_children_book_their_own_spending_and_nothing_is_counted_twice() -> None:
@@ -263,7 +315,7 @@ async def test_children_book_their_own_spending_and_nothing_is_counted_twice() -
         model=ScriptedModel(tool_reply(call("c1", "delegate"), usage=usage), Reply(text="done", usage=usage)),
         tools=[delegate],
     )
-    budget = Budget(Limit(tokens=1000, per="all"))
+    budget = Budget(Limit(tokens=1000, per="all"), tables=MemoryTables())
     result = await SimulatedHost(ports=Ports(budget=budget)).executor.run(parent, "go")
     assert result.usage.input_tokens == 27
     spent = await budget.spent("all")
@@ -296,7 +348,7 @@ async def test_the_time_of_every_run_counts_also_of_one_that_fails(store: str | 
 
 async def test_a_window_that_has_moved_lets_a_run_begin_again() -> None:
     clock = ManualClock()
-    budget = Budget(Limit(runs=1, window=timedelta(days=1)), clock=clock)
+    budget = Budget(Limit(runs=1, window=timedelta(days=1)), tables=MemoryTables(), clock=clock)
     one = SimulatedHost(clock=clock, ports=Ports(budget=budget))
     agent = Agent(name="a", model=ScriptedModel("done"))
     await one.executor.run(agent, "go")

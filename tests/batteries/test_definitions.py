@@ -13,15 +13,12 @@ from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
 from holdfast import Agent, App, Reply, RunInfo, tool
-from holdfast.batteries.definitions.repository import DefinitionSource
-from holdfast.batteries.definitions.store import (
+from holdfast.batteries.definitions.versions import (
     DefinitionNotFound,
-    DefinitionStore,
     DefinitionsUnavailable,
     MalformedDefinition,
-    MemoryDefinitions,
+    VersionTable,
 )
-from holdfast.batteries.definitions.tables import VersionTable
 from holdfast.batteries.persona import (
     Persona,
     PersonaError,
@@ -37,7 +34,7 @@ from holdfast.core import Ports
 from holdfast.core.agents.agent import ModelTiers, failover
 from holdfast.core.agents.agent_tools import AgentToolProvider
 from holdfast.core.errors import DefinitionError, MissingDefinition
-from holdfast.db.sqlite_tables import SqliteTables
+from holdfast.db.sqlite_tables import MemoryTables, SqliteTables
 from holdfast.db.urls import tables_from_url
 from holdfast.stores.memory import MemoryStore
 
@@ -50,19 +47,15 @@ async def look() -> str:
 
 
 @pytest.fixture
-async def store(battery_url: str) -> AsyncIterator[DefinitionStore]:
-    made: DefinitionStore
-    if battery_url == "memory:":
-        made = MemoryDefinitions("thing")
-    else:
-        made = VersionTable(tables_from_url(battery_url), "thing")
+async def store(battery_url: str) -> AsyncIterator[VersionTable]:
+    made = VersionTable("thing", tables_from_url(battery_url))
     await made.open()
     yield made
     await made.close()
 
 
-class TestEveryDefinitionStore:
-    async def test_versions_count_up_and_stay(self, store: DefinitionStore) -> None:
+class TestVersionTable:
+    async def test_versions_count_up_and_stay(self, store: VersionTable) -> None:
         assert (await store.save("al", "x", b'{"v":1}', NOW)).number == 1
         assert (await store.save("al", "x", b'{"v":2}', NOW)).number == 2
         assert (await store.save("bo", "x", b'{"v":1}', NOW)).number == 1
@@ -70,11 +63,11 @@ class TestEveryDefinitionStore:
         assert (await store.get("al", "x", 1)).body == b'{"v":1}'
         assert [version.number for version in await store.history("al", "x")] == [1, 2]
 
-    async def test_versions_saved_at_once_get_numbers_of_their_own(self, store: DefinitionStore) -> None:
+    async def test_versions_saved_at_once_get_numbers_of_their_own(self, store: VersionTable) -> None:
         saved = await asyncio.gather(*(store.save("al", "x", b"{}", NOW) for _ in range(10)))
         assert sorted(version.number for version in saved) == list(range(1, 11))
 
-    async def test_a_missing_definition_is_not_found(self, store: DefinitionStore) -> None:
+    async def test_a_missing_definition_is_not_found(self, store: VersionTable) -> None:
         await store.save("al", "x", b"{}", NOW)
         for missing in (
             store.get("al", "y"),
@@ -87,7 +80,7 @@ class TestEveryDefinitionStore:
             with pytest.raises(DefinitionNotFound):
                 await missing
 
-    async def test_a_reader_sees_its_own_and_what_is_shared(self, store: DefinitionStore) -> None:
+    async def test_a_reader_sees_its_own_and_what_is_shared(self, store: VersionTable) -> None:
         for owner, name in (("al", "private"), ("al", "for bo"), ("al", "for all"), ("bo", "own")):
             await store.save(owner, name, b"{}", NOW)
         await store.share("al", "for bo", "bo")
@@ -101,7 +94,7 @@ class TestEveryDefinitionStore:
         assert await seen("cy") == ["for all"]
         assert len(await seen(None)) == 4
 
-    async def test_a_removed_definition_loses_its_versions_and_readers(self, store: DefinitionStore) -> None:
+    async def test_a_removed_definition_loses_its_versions_and_readers(self, store: VersionTable) -> None:
         await store.save("al", "x", b"{}", NOW)
         await store.share("al", "x", "bo")
         await store.remove("al", "x")
@@ -109,7 +102,7 @@ class TestEveryDefinitionStore:
         await store.save("al", "x", b"{}", NOW)
         assert await store.newest("bo") == []
 
-    async def test_no_number_is_used_twice(self, store: DefinitionStore) -> None:
+    async def test_no_number_is_used_twice(self, store: VersionTable) -> None:
         for number in (1, 2):
             assert (await store.save("al", "x", b'"old"', NOW)).number == number
         for number in (3, 4):
@@ -125,7 +118,7 @@ class TestEveryDefinitionStore:
 
 
 def personas(model: ScriptedModel, **tiers: ScriptedModel) -> Personas:
-    return Personas(ModelTiers({"fast": model, **tiers}, default="fast"), [look])
+    return Personas(ModelTiers({"fast": model, **tiers}, default="fast"), [look], tables=MemoryTables())
 
 
 async def test_an_agent_built_from_a_persona_runs() -> None:
@@ -140,7 +133,9 @@ async def test_an_agent_built_from_a_persona_runs() -> None:
 
 async def test_a_resumed_run_keeps_the_version_it_started_with() -> None:
     store, reached, second = MemoryStore(), asyncio.Event(), ScriptedModel("done", "done")
-    collection = Personas(ModelTiers({"old": make_hanging_model(reached), "new": second}), [look])
+    collection = Personas(
+        ModelTiers({"old": make_hanging_model(reached), "new": second}), [look], tables=MemoryTables()
+    )
     first = Persona(owner="al", name="p", instructions="one", model_tier="old")
     await interrupt_run(collection, first, store, reached)
     await collection.save(Persona(owner="al", name="p", instructions="two", model_tier="new"))
@@ -176,8 +171,8 @@ def make_hanging_model(reached: asyncio.Event) -> ScriptedModel:
 
 
 async def test_a_new_run_uses_the_newest_version() -> None:
-    definitions, model = MemoryDefinitions("persona"), ScriptedModel("done")
-    here, elsewhere = (Personas(ModelTiers({"fast": model}, default="fast"), store=definitions) for _ in range(2))
+    definitions, model = MemoryTables(), ScriptedModel("done")
+    here, elsewhere = (Personas(ModelTiers({"fast": model}, default="fast"), tables=definitions) for _ in range(2))
     await here.save(Persona(owner="al", name="p", instructions="one", palette=["a"]))
     source = await here.source("al", "p")
     allowed, info = allowed_by([source]), RunInfo(run_id="r", agent_name="al/p")
@@ -194,11 +189,11 @@ async def test_a_new_run_uses_the_newest_version() -> None:
 
 
 async def test_a_run_whose_persona_names_a_removed_tool_resumes_in_a_process_that_has_it() -> None:
-    runs, definitions, reached = MemoryStore(), MemoryDefinitions("persona"), asyncio.Event()
-    first = Personas(ModelTiers({"fast": make_hanging_model(reached)}, default="fast"), [look], store=definitions)
+    runs, definitions, reached = MemoryStore(), MemoryTables(), asyncio.Event()
+    first = Personas(ModelTiers({"fast": make_hanging_model(reached)}, default="fast"), [look], tables=definitions)
     await interrupt_run(first, Persona(owner="al", name="p", tools=["look"]), runs, reached)
 
-    without = Personas(ModelTiers({"fast": ScriptedModel("done")}, default="fast"), store=definitions)
+    without = Personas(ModelTiers({"fast": ScriptedModel("done")}, default="fast"), tables=definitions)
     two = SimulatedHost(runs)
     with pytest.raises(MissingDefinition, match="look"):
         await two.resume(await without.source("al", "p"), "r")
@@ -207,7 +202,7 @@ async def test_a_run_whose_persona_names_a_removed_tool_resumes_in_a_process_tha
         await two.executor.run(await without.source("al", "p"), "go", run_id="new")
     assert await two.get_statuses() == {"r": RunStatus.INTERRUPTED}, "a new run's error is its end"
 
-    having = Personas(ModelTiers({"fast": ScriptedModel("done")}, default="fast"), [look], store=definitions)
+    having = Personas(ModelTiers({"fast": ScriptedModel("done")}, default="fast"), [look], tables=definitions)
     assert (await SimulatedHost(runs).resume(await having.source("al", "p"), "r")).output == "done"
 
 
@@ -228,16 +223,16 @@ async def test_a_run_whose_definition_cannot_be_read_is_interrupted_and_resumes_
 ) -> None:
     def stored(model: ScriptedModel) -> Personas:
         tables = SqliteTables(tmp_path / "definitions.db", timeout=timedelta(milliseconds=1))
-        return Personas(ModelTiers({"fast": model}, default="fast"), store=VersionTable(tables, "persona"))
+        return Personas(ModelTiers({"fast": model}, default="fast"), tables=tables)
 
     runs, reached = MemoryStore(), asyncio.Event()
     first = stored(make_hanging_model(reached))
     await interrupt_run(first, Persona(owner="al", name="p"), runs, reached)
-    (version,) = await first.history("al", "p")
     await first.close()
 
     again, two = stored(ScriptedModel("done")), SimulatedHost(runs)
-    source = DefinitionSource(again, version)
+    source = await again.source("al", "p")
+    await again.close()  # it opens its tables again when it needs them
     other = apsw.Connection(str(tmp_path / "definitions.db"))
     other.pragma("locking_mode", "EXCLUSIVE" if message == "locked" else "NORMAL")
     other.execute(break_sql)
@@ -331,10 +326,9 @@ SKILL = Skill(
 
 
 async def test_a_skill_is_a_tool_whose_call_is_a_child_run() -> None:
-    skills = Skills(ModelTiers({"fast": ScriptedModel("short")}, default="fast"))
+    skills = Skills(ModelTiers({"fast": ScriptedModel("short")}, default="fast"), tables=MemoryTables())
     await skills.save(SKILL)
-    source = await skills.source("al", "sum up")
-    sum_up = source.tool()
+    sum_up = await skills.tool("al", "sum up")
     assert sum_up.schema.name == "al_sum_up"
     assert sum_up.schema.parameters["required"] == ["text"]
     caller = Agent(
@@ -351,14 +345,14 @@ async def test_a_skill_survives_a_markdown_round_trip() -> None:
 
 
 async def test_a_skill_that_names_an_unknown_tool_is_not_stored() -> None:
-    skills = Skills(ModelTiers({"fast": ScriptedModel("x")}, default="fast"))
+    skills = Skills(ModelTiers({"fast": ScriptedModel("x")}, default="fast"), tables=MemoryTables())
     with pytest.raises(SkillError, match="fly"):
         await skills.save(Skill(owner="al", name="s", tools=["fly"]))
 
 
 @pytest.mark.parametrize("names", [["class"], ["a", "a"], ["__a"]])
 async def test_a_skill_that_cannot_be_a_tool_is_not_stored(names: list[str]) -> None:
-    skills = Skills(ModelTiers({"fast": ScriptedModel("x")}, default="fast"))
+    skills = Skills(ModelTiers({"fast": ScriptedModel("x")}, default="fast"), tables=MemoryTables())
     with pytest.raises(SkillError, match=names[0]):
         await skills.save(Skill(owner="al", name="s", parameters=[Parameter(name=name) for name in names]))
     assert await skills.newest() == []

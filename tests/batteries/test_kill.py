@@ -14,7 +14,7 @@ from typing import Any
 from tests.batteries.battery_process import ADDED, STEPS, TOKENS
 
 from holdfast.batteries.audit import AuditQuery, AuditRow, AuditTable
-from holdfast.batteries.budget import Budget, Limit, Spend, TablesLedger
+from holdfast.batteries.budget import Budget, Limit, Spend
 from holdfast.batteries.schedule import Job, JobTable, Schedule
 from holdfast.checkpoint.codec import Progress, decode
 from holdfast.checkpoint.record import RunRecord
@@ -58,7 +58,7 @@ async def load_records(url: str) -> dict[str, RunRecord]:
 
 
 async def load_spend(url: str) -> Spend:
-    budget = Budget(Limit(tokens=1, per="all"), ledger=TablesLedger(tables_from_url(url)))
+    budget = Budget(Limit(tokens=1, per="all"), tables=tables_from_url(url))
     try:
         return await budget.spent("all")
     finally:
@@ -117,7 +117,7 @@ def expected_rows(rows: list[AuditRow], first: int, *, resumed: bool) -> list[tu
 
 
 def summarize(row: AuditRow) -> tuple[str, Any]:
-    return row.kind, {"start": row.status, "tool": row.call_id, "step": row.iteration, "end": row.status}[row.kind]
+    return row.kind, {"start": row.status, "tool": row.call_id, "step": row.step, "end": row.status}[row.kind]
 
 
 def test_the_rows_of_a_killed_process_are_there_up_to_its_last_step(database_url: str) -> None:
@@ -156,15 +156,11 @@ def test_a_kill_at_any_moment_leaves_complete_rows_without_a_gap(database_url: s
 
 
 async def add_job(url: str) -> Job:
-    schedule = Schedule(_not_called, jobs=JobTable(tables_from_url(url)), clock=ManualClock(ADDED))
+    schedule = Schedule(tables=tables_from_url(url), clock=ManualClock(ADDED))
     try:
         return await schedule.add("hourly", "a", "go", "0 * * * *")
     finally:
         await schedule.close()
-
-
-async def _not_called(agent: str, prompt: str, *, run_id: str, caller_id: str) -> str:
-    raise AssertionError
 
 
 async def load_jobs(url: str) -> list[Job]:

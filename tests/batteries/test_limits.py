@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -20,7 +21,6 @@ from langgraph.graph import MessagesState, StateGraph
 from holdfast import Agent, App, Reply, Retry, Usage
 from holdfast.adapters.langgraph import durable
 from holdfast.batteries.rate_limits import (
-    MemoryWindows,
     RateLimit,
     RateLimitError,
     RateLimits,
@@ -32,6 +32,7 @@ from holdfast.checkpoint.record import RunStatus
 from holdfast.core.errors import Shutdown
 from holdfast.core.ports import RatePermit
 from holdfast.core.run.info import RunInfo
+from holdfast.db.sqlite_tables import MemoryTables
 from holdfast.db.urls import tables_from_url
 from holdfast.errors import ModelUnavailable
 from holdfast.stores.memory import MemoryStore
@@ -118,12 +119,12 @@ class Setting:
     """A clock, and limits on windows that other limits share."""
 
     def __init__(self, url: str) -> None:
-        self.url, self.clock, self.memory = url, ManualClock(START), MemoryWindows()
+        self.url, self.clock, self.memory = url, ManualClock(START), MemoryTables()
         self.made: list[RateLimits] = []
 
     def make(self, **options: Any) -> RateLimits:
-        windows = self.memory if self.url == "memory:" else WindowTable(tables_from_url(self.url))
-        self.made.append(RateLimits(windows=windows, clock=self.clock, **options))
+        tables = self.memory if self.url == "memory:" else tables_from_url(self.url)
+        self.made.append(RateLimits(tables=tables, clock=self.clock, **options))
         return self.made[-1]
 
 
@@ -183,7 +184,7 @@ class TestEveryKindOfWindows:
 
 async def test_limits_whose_database_is_damaged_interrupt_the_run(tmp_path: Any) -> None:
     (tmp_path / "runs.db").write_bytes(b"no database" * 100)
-    limits = RateLimits(requests_per_minute=1, windows=WindowTable(tables_from_url(f"sqlite:{tmp_path}/runs.db")))
+    limits = RateLimits(requests_per_minute=1, tables=tables_from_url(f"sqlite:{tmp_path}/runs.db"))
     with pytest.raises(RateLimitsUnavailable, match="run r is interrupted"):
         await limits.acquire(INFO, "gpt", 0)
     await limits.close()
@@ -316,8 +317,7 @@ async def test_a_retry_after_in_one_app_lets_the_runs_of_another_wait(database_u
     agent = Agent(name="a", model=model, retry=Retry(max_tries=1))
 
     def make_app() -> App:
-        windows = WindowTable(tables_from_url(database_url))
-        return App([agent], database_url, worker=False, rate_limits=RateLimits(windows=windows))
+        return App([agent], database_url, worker=False, rate_limits=RateLimits())
 
     for run_id, status in (("first", RunStatus.INTERRUPTED), ("second", RunStatus.WAITING)):
         async with make_app() as app:
@@ -327,17 +327,29 @@ async def test_a_retry_after_in_one_app_lets_the_runs_of_another_wait(database_u
     assert requests == ["asked"]
 
 
+async def test_windows_that_count_nothing_are_forgotten(setting: Setting) -> None:
+    limits = setting.make(requests_per_minute=9, key=lambda info, model: info.caller_id)
+    for caller in ("a", "b", "c"):
+        await limits.acquire(RunInfo(run_id="r", agent_name="a", caller_id=caller), "gpt", 0)
+    await setting.clock.advance(timedelta(minutes=3))
+    await limits.acquire(RunInfo(run_id="r", agent_name="a", caller_id="d"), "gpt", 0)
+    tables = setting.memory if setting.url == "memory:" else tables_from_url(setting.url)
+    windows = WindowTable(tables)
+    assert await windows.select("SELECT key FROM rate_window") == [("d",)]
+    await windows.close()
+
+
 async def test_the_tokens_of_a_reply_are_settled_and_predict_the_next_call() -> None:
-    clock, windows = ManualClock(START), MemoryWindows()
+    clock, tables = ManualClock(START), MemoryTables()
 
     async def model(messages: Any, tools: Any) -> Reply:
         return Reply(text="done", usage=Usage(input_tokens=30, output_tokens=12))
 
     agent = Agent(name="a", model=model)
-    limits = RateLimits(tokens_per_minute=1_040, windows=windows, clock=clock)
+    limits = RateLimits(tokens_per_minute=1_040, tables=tables, clock=clock)
     async with App([agent], None, rate_limits=limits, clock=clock) as app:
         await app.run(agent, "go")
-    window = await windows.update(["model"], lambda found: found["model"])
+    window = await WindowTable(tables).update(["model"], itemgetter("model"), clock.now())
     assert [(bucket.requests, bucket.tokens) for bucket in window.buckets.values()] == [(1, 42)]
 
 

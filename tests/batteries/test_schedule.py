@@ -13,15 +13,15 @@ from holdfast.batteries.schedule import (
     Job,
     JobExists,
     JobNotFound,
-    JobStore,
     JobTable,
-    MemoryJobs,
     Missed,
     Schedule,
     ScheduleError,
     ScheduleRunner,
     cron_next,
 )
+from holdfast.db.sqlite_tables import MemoryTables
+from holdfast.db.tables import Tables
 from holdfast.db.urls import tables_from_url
 from holdfast.testing import ManualClock
 
@@ -33,15 +33,15 @@ def job(name: str = "j", next_at: datetime = START) -> Job:
 
 
 @pytest.fixture
-async def jobs(battery_url: str) -> AsyncIterator[JobStore]:
-    made: JobStore = MemoryJobs() if battery_url == "memory:" else JobTable(tables_from_url(battery_url))
+async def jobs(battery_url: str) -> AsyncIterator[JobTable]:
+    made = JobTable(tables_from_url(battery_url))
     await made.open()
     yield made
     await made.close()
 
 
-class TestEveryJobStore:
-    async def test_an_added_job_is_stored_unchanged(self, jobs: JobStore) -> None:
+class TestJobTable:
+    async def test_an_added_job_is_stored_unchanged(self, jobs: JobTable) -> None:
         kept = Job(
             name="nightly é",
             agent="a",
@@ -57,25 +57,25 @@ class TestEveryJobStore:
         assert await jobs.get("nightly é") == kept
         assert [each.name for each in await jobs.jobs()] == ["b", "nightly é"]
 
-    async def test_a_name_is_taken_once(self, jobs: JobStore) -> None:
+    async def test_a_name_is_taken_once(self, jobs: JobTable) -> None:
         await jobs.add(job())
         with pytest.raises(JobExists):
             await jobs.add(job())
 
-    async def test_a_removed_job_is_gone(self, jobs: JobStore) -> None:
+    async def test_a_removed_job_is_gone(self, jobs: JobTable) -> None:
         await jobs.add(job())
         await jobs.remove("j")
         for missing in (jobs.get("j"), jobs.remove("j")):
             with pytest.raises(JobNotFound):
                 await missing
 
-    async def test_due_jobs_are_returned_oldest_first(self, jobs: JobStore) -> None:
+    async def test_due_jobs_are_returned_oldest_first(self, jobs: JobTable) -> None:
         for name, hour in (("late", 2), ("soon", 5), ("first", 1)):
             await jobs.add(job(name, START + timedelta(hours=hour)))
         due = await jobs.due(START + timedelta(hours=2))
         assert [each.name for each in due] == ["first", "late"]
 
-    async def test_only_one_reader_of_a_job_advances_it(self, jobs: JobStore) -> None:
+    async def test_only_one_reader_of_a_job_advances_it(self, jobs: JobTable) -> None:
         await jobs.add(job())
         seen = await jobs.get("j")
         assert await jobs.advance(seen, START + timedelta(hours=1))
@@ -99,13 +99,19 @@ class Submissions:
         return run_id
 
 
+def make_schedule(submissions: Submissions, clock: ManualClock, tables: Tables | None = None) -> Schedule:
+    schedule = Schedule(tables=tables or MemoryTables(), clock=clock)
+    schedule.bind(submissions)
+    return schedule
+
+
 def fires(submissions: Submissions) -> list[str]:
     return sorted(run_id.rpartition(":")[2] for run_id in submissions.runs)
 
 
 async def test_each_fire_submits_one_run_with_an_id_of_job_and_time() -> None:
     clock, submissions = ManualClock(START), Submissions()
-    schedule = Schedule(submissions, clock=clock)
+    schedule = make_schedule(submissions, clock)
     await schedule.add("hourly", "a", "p", "0 * * * *")
     for _ in range(3):
         await clock.advance(timedelta(minutes=30))
@@ -127,7 +133,7 @@ async def test_each_fire_submits_one_run_with_an_id_of_job_and_time() -> None:
 )
 async def test_missed_fires_are_made_up_for_as_the_job_says(missed: Missed, expected: list[str]) -> None:
     clock, submissions = ManualClock(START), Submissions()
-    schedule = Schedule(submissions, clock=clock)
+    schedule = make_schedule(submissions, clock)
     await schedule.add("hourly", "a", "p", "0 * * * *", missed=missed)
     await clock.advance(timedelta(hours=3, minutes=30))
     for _ in range(5):
@@ -140,7 +146,7 @@ async def test_missed_fires_are_made_up_for_as_the_job_says(missed: Missed, expe
 
 async def test_in_a_fleet_a_fire_happens_once(database_url: str) -> None:
     clock, submissions = ManualClock(START), Submissions()
-    fleet = [Schedule(submissions, jobs=JobTable(tables_from_url(database_url)), clock=clock) for _ in range(4)]
+    fleet = [make_schedule(submissions, clock, tables_from_url(database_url)) for _ in range(4)]
     await fleet[0].add("hourly", "a", "p", "0 * * * *")
     for _ in range(3):
         await clock.advance(timedelta(hours=1))
@@ -152,7 +158,7 @@ async def test_in_a_fleet_a_fire_happens_once(database_url: str) -> None:
 
 async def test_a_failing_job_stays_due() -> None:
     clock, submissions = ManualClock(START), Submissions()
-    schedule = Schedule(submissions, clock=clock)
+    schedule = make_schedule(submissions, clock)
     await schedule.add("hourly", "a", "p", "0 * * * *")
     await clock.advance(timedelta(hours=1))
     submissions.failing = True
@@ -164,17 +170,24 @@ async def test_a_failing_job_stays_due() -> None:
 
 async def test_run_now_submits_extra_runs() -> None:
     clock, submissions = ManualClock(START), Submissions()
-    schedule = Schedule(submissions, clock=clock)
+    schedule = make_schedule(submissions, clock)
     await schedule.add("hourly", "a", "p", "0 * * * *")
     assert await schedule.run_now("hourly") != await schedule.run_now("hourly")
     assert len(submissions.runs) == 2
     assert await schedule.upcoming("hourly", 2) == [START + timedelta(hours=1), START + timedelta(hours=2)]
 
 
+async def test_a_schedule_without_an_app_submits_nothing() -> None:
+    schedule = Schedule(tables=MemoryTables())
+    await schedule.add("hourly", "a", "p", "0 * * * *")
+    with pytest.raises(ScheduleError, match="give it to an App"):
+        await schedule.run_now("hourly")
+
+
 async def test_an_app_runs_what_is_due() -> None:
     clock = ManualClock(START)
-    async with App([Agent(name="a", model=ScriptedModel("done"))], "memory:", worker=False) as app:
-        schedule = Schedule(app.submit, clock=clock)
+    agent, schedule = Agent(name="a", model=ScriptedModel("done")), Schedule(clock=clock)
+    async with App([agent], "memory:", worker=False, schedule=schedule) as app:
         due = await schedule.add("weird name/é", "a", "p", "*/5 * * * *")
         await clock.advance(timedelta(minutes=5))
         await schedule.tick()
@@ -193,15 +206,16 @@ class Host:
         self.ran: list[str] = []
         self.marked: list[str] = []
         self.failing: set[str] = set()
+        self.error: BaseException = RuntimeError("failed")
 
     async def due(self, now: datetime) -> list[str]:
         if "due" in self.failing:
-            raise OSError("no list")
+            raise self.error
         return self.names
 
     async def run(self, name: str) -> None:
         if name in self.failing:
-            raise RuntimeError(name)
+            raise self.error
         self.ran.append(name)
 
     async def mark(self, name: str, upcoming: datetime) -> None:
@@ -226,16 +240,23 @@ async def test_a_schedule_that_cannot_be_computed_skips_its_job_and_runs_the_oth
     assert "unreadable" in caplog.text
 
 
-async def test_a_failing_job_is_not_marked() -> None:
+ERRORS = pytest.mark.parametrize("error", [RuntimeError("failed"), asyncio.CancelledError()], ids=repr)
+
+
+@ERRORS
+async def test_a_failing_job_is_not_marked(error: BaseException) -> None:
     host = Host("bad", "good")
     host.failing.add("bad")
+    host.error = error
     done = await host.runner().tick()
     assert (done.failed, host.marked) == (["bad"], ["good"])
 
 
-async def test_a_failing_list_ends_the_pass_and_not_the_loop() -> None:
+@ERRORS
+async def test_a_failing_list_ends_the_pass_and_not_the_loop(error: BaseException) -> None:
     clock, host = ManualClock(), Host("good")
     host.failing.add("due")
+    host.error = error
     loop = asyncio.create_task(host.runner(clock).loop(timedelta(seconds=5)))
     await clock.advance(timedelta(seconds=6))
     assert host.ran == []
@@ -244,6 +265,31 @@ async def test_a_failing_list_ends_the_pass_and_not_the_loop() -> None:
     assert host.ran == ["good"]
     loop.cancel()
     await asyncio.gather(loop, return_exceptions=True)
+
+
+@ERRORS
+async def test_a_failing_job_ends_no_loop(error: BaseException) -> None:
+    clock, host = ManualClock(), Host("bad", "good")
+    host.failing.add("bad")
+    host.error = error
+    loop = asyncio.create_task(host.runner(clock).loop(timedelta(seconds=5)))
+    await clock.advance(timedelta(seconds=6))
+    assert host.ran == ["good", "good"]
+    loop.cancel()
+    await asyncio.gather(loop, return_exceptions=True)
+    assert loop.cancelled()
+
+
+async def test_a_cancelled_pass_is_cancelled() -> None:
+    host = Host("hangs")
+
+    async def run(name: str) -> None:
+        await asyncio.Event().wait()
+
+    runner = ScheduleRunner(due=host.due, run=run, mark=host.mark, next=host.next, clock=ManualClock())
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(runner.tick(), 0.01)
+    assert host.marked == []
 
 
 async def test_a_slow_job_does_not_delay_another() -> None:

@@ -12,9 +12,9 @@ from tests.postgres_server import fresh_database
 from tests.scripted_model import ScriptedModel
 
 from holdfast import Agent, App, WorkerSettings
-from holdfast.batteries.audit import Audit, AuditQuery, AuditTable
-from holdfast.batteries.budget import Budget, Limit, Reservation, Spend, TablesLedger
-from holdfast.batteries.budget.tables import SCHEMA
+from holdfast.batteries.audit import Audit, AuditQuery
+from holdfast.batteries.budget import Budget, Ledger, Limit, Reservation, Spend
+from holdfast.batteries.budget.ledger import SCHEMA
 from holdfast.db.postgres_tables import PostgresTables
 from holdfast.db.tables import TablesError
 from holdfast.db.urls import tables_from_url
@@ -47,7 +47,7 @@ async def test_batteries_and_the_checkpoints_may_come_to_a_new_database_at_once(
 
 @pytest.mark.parametrize("name", ["user", "order", "public"])
 async def test_any_name_of_a_schema_will_do(url: str, name: str) -> None:
-    ledger = TablesLedger(PostgresTables(url, schema=name))
+    ledger = Ledger(PostgresTables(url, schema=name))
     await ledger.open()
     await ledger.commit("r", ["a"], Spend(tokens=5), NOW)
     await ledger.close()
@@ -56,7 +56,7 @@ async def test_any_name_of_a_schema_will_do(url: str, name: str) -> None:
 
 
 async def test_whoever_finds_the_tables_made_needs_no_right_to_make_them(url: str) -> None:
-    ledger = TablesLedger(PostgresTables(url))
+    ledger = Ledger(PostgresTables(url))
     await ledger.open()
     await ledger.close()
     role = urlsplit(url).path.removeprefix("/") + "_user"
@@ -67,7 +67,7 @@ async def test_whoever_finds_the_tables_made_needs_no_right_to_make_them(url: st
         f"grant all on all tables in schema holdfast to {role}",
     )
     try:
-        restricted = TablesLedger(PostgresTables(make_conninfo(url, options=f"-c role={role}")))
+        restricted = Ledger(PostgresTables(make_conninfo(url, options=f"-c role={role}")))
         await restricted.open()
         await restricted.commit("r", ["a"], Spend(tokens=5), NOW)
         assert (await restricted.spent("a", NOW)).tokens == 5
@@ -79,7 +79,7 @@ async def test_whoever_finds_the_tables_made_needs_no_right_to_make_them(url: st
 async def test_a_stricter_isolation_of_the_database_lets_nobody_spend_twice(url: str) -> None:
     database = urlsplit(url).path.removeprefix("/")
     administer(url, f'alter database "{database}" set default_transaction_isolation = "repeatable read"')
-    ledgers = [TablesLedger(PostgresTables(url)) for _ in range(5)]
+    ledgers = [Ledger(PostgresTables(url)) for _ in range(5)]
     for ledger in ledgers:
         await ledger.open()
     one = Reservation(account="a", window=timedelta(days=1), limits={"runs": 1}, estimate=Spend(runs=1))
@@ -91,7 +91,7 @@ async def test_a_stricter_isolation_of_the_database_lets_nobody_spend_twice(url:
 
 @pytest.mark.parametrize("text", ["a\0b", "\ud83d"])
 async def test_text_that_cannot_be_kept_is_refused_by_both_databases(database_url: str, text: str) -> None:
-    ledger = TablesLedger(tables_from_url(database_url))
+    ledger = Ledger(tables_from_url(database_url))
     await ledger.open()
     with pytest.raises(TablesError, match="without NUL or half surrogate pairs"):
         await ledger.commit("r", [text], Spend(tokens=1), NOW)
@@ -118,8 +118,8 @@ def test_no_password_is_shown(url: str) -> None:
 
 
 def test_an_app_with_batteries_in_a_database_may_be_opened_again(database_url: str) -> None:
-    audit = Audit(AuditTable(tables_from_url(database_url)))
-    budget = Budget(Limit(runs=10, per="all"), ledger=TablesLedger(tables_from_url(database_url)))
+    audit = Audit(tables=tables_from_url(database_url))
+    budget = Budget(Limit(runs=10, per="all"), tables=tables_from_url(database_url))
     agent = Agent(name="a", model=ScriptedModel("first", "second"))
     app = App([agent], "memory:", audit=audit, budget=budget, worker=WorkerSettings(handle_signals=False))
     assert [app.run_sync(agent, "go").output for _ in range(2)] == ["first", "first"]

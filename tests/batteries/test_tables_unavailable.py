@@ -15,7 +15,7 @@ from tests.simulated_host import SimulatedHost
 
 from holdfast import Agent, Reply, Usage, tool
 from holdfast.batteries.audit import AuditQuery, AuditRow, AuditTable
-from holdfast.batteries.budget import Budget, BudgetUnavailable, Limit, Spend, TablesLedger
+from holdfast.batteries.budget import Budget, BudgetUnavailable, Ledger, Limit, Spend
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core import Ports
 from holdfast.db.postgres_tables import PostgresTables
@@ -56,7 +56,7 @@ async def look() -> str:
 
 
 def budget_in(tables: Tables) -> Budget:
-    return Budget(Limit(tokens=1000, per="all"), ledger=TablesLedger(tables))
+    return Budget(Limit(tokens=1000, per="all"), tables=tables)
 
 
 # -- for a moment -----------------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ async def test_a_run_goes_on_when_the_connection_of_its_budget_is_cut(url: str) 
 
 async def test_a_server_that_starts_again_is_waited_for(server: LocalServer, url: str) -> None:
     tables = PostgresTables(url)
-    ledger = TablesLedger(tables)
+    ledger = Ledger(tables)
     await ledger.open()
     server.stop()
     settling = asyncio.create_task(ledger.commit("r", ["a"], Spend(tokens=5), NOW))
@@ -118,7 +118,7 @@ async def test_it_is_said_if_nobody_knows_whether_something_was_written(proxy: C
 
 async def test_a_connection_that_reached_a_standby_is_not_kept(url: str) -> None:
     """A session that may only read, as those of a standby, stays one when others may write again."""
-    ledger = TablesLedger(PostgresTables(url, timeout=IMPATIENT))
+    ledger = Ledger(PostgresTables(url, timeout=IMPATIENT))
     await ledger.open()
     let_write(url, False)
     cut_all(url)

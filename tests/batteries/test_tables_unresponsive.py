@@ -11,8 +11,8 @@ import pytest
 from tests.postgres_proxy import CuttingProxy, Harm
 from tests.postgres_server import LocalServer, fresh_database
 
-from holdfast.batteries.budget import Spend, TablesLedger
-from holdfast.batteries.budget.tables import SCHEMA
+from holdfast.batteries.budget import Ledger, Spend
+from holdfast.batteries.budget.ledger import SCHEMA
 from holdfast.db.postgres_tables import PostgresTables
 from holdfast.db.tables import TablesError, TablesUnavailable
 from holdfast.db.urls import tables_from_url
@@ -77,7 +77,7 @@ async def test_closing_does_not_hold_up_the_event_loop(silent: tuple[SilentServe
 
 
 async def test_an_answer_that_does_not_come_is_given_up(proxy: CuttingProxy, proxied: str) -> None:
-    ledger = TablesLedger(PostgresTables(proxied, timeout=timedelta(seconds=1)))
+    ledger = Ledger(PostgresTables(proxied, timeout=timedelta(seconds=1)))
     await ledger.open()
     proxy.harm(Harm.FALL_SILENT, b"INSERT INTO budget_total")
     with pytest.raises(TablesUnavailable):
@@ -88,7 +88,7 @@ async def test_an_answer_that_does_not_come_is_given_up(proxy: CuttingProxy, pro
 
 
 async def test_calls_that_wait_behind_one_that_is_given_up_are_made(proxy: CuttingProxy, proxied: str) -> None:
-    ledger = TablesLedger(PostgresTables(proxied, timeout=timedelta(seconds=1)))
+    ledger = Ledger(PostgresTables(proxied, timeout=timedelta(seconds=1)))
     await ledger.open()
     proxy.harm(Harm.FALL_SILENT, b"INSERT INTO budget_total")
     first = asyncio.create_task(ledger.commit("r", ["a"], Spend(tokens=1), NOW))
@@ -101,7 +101,7 @@ async def test_calls_that_wait_behind_one_that_is_given_up_are_made(proxy: Cutti
 
 async def test_whoever_stops_waiting_for_the_end_cuts_the_connection(proxy: CuttingProxy, proxied: str) -> None:
     tables = PostgresTables(proxied, timeout=PATIENT)
-    ledger = TablesLedger(tables)
+    ledger = Ledger(tables)
     await ledger.open()
     proxy.harm(Harm.FALL_SILENT, b"INSERT INTO budget_total")
     settling = asyncio.create_task(ledger.commit("r", ["a"], Spend(tokens=1), NOW))
@@ -131,7 +131,7 @@ async def test_tables_that_were_closed_say_so_until_they_are_opened_again(databa
 ENDS = """
 import asyncio, sys
 from datetime import timedelta
-from holdfast.batteries.budget.tables import SCHEMA
+from holdfast.batteries.budget.ledger import SCHEMA
 from holdfast.db.postgres_tables import PostgresTables
 
 async def main():

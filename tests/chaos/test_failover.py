@@ -18,7 +18,7 @@ from tests.postgres_server import LocalServer
 from tests.stores.postgres_support import fail_after_timeout, open_store, wait_until
 
 from holdfast import App
-from holdfast.batteries.schedule.tables import SCHEMA as SCHEDULE
+from holdfast.batteries.schedule.jobs import SCHEMA as SCHEDULE
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.db.postgres_tables import PostgresTables
 from holdfast.db.tables import Cursor, TablesUnavailable

@@ -26,7 +26,7 @@ def test_what_cannot_be_is_told_in_one_line(shell: Shell) -> None:
         (["add", "other", "sampler", "note", "--cron", "0 3 * * *", "--missed", "some"], 2, "--missed"),
         (["rm", "missing"], 1, "no job named"),
         (["next", "missing"], 1, "no job named"),
-        (["ls", "--store", "memory:"], 1, "batteries keep nothing"),
+        (["ls", "--store", "memory:"], 1, "end with this command"),
     ):
         done = shell.run("schedule", *words)
         assert done.returncode == code, (words, done.stderr)
@@ -42,8 +42,11 @@ def test_what_is_refused_makes_nothing(shell: Shell) -> None:
         (["next", "nightly"], "there is no store at runs.db"),
         (["run-now", "nightly"], "there is no store at runs.db"),
         (["add", "nightly", "sampler", "note", "--cron", "every day"], "not a cron expression"),
-        (["add", "nightly", "sampler", "note", "--cron", "* * * * *", "--store", "memory:"], "batteries keep nothing"),
-        (["loop", "--store", "memory:"], "batteries keep nothing"),
+        (
+            ["add", "nightly", "sampler", "note", "--cron", "* * * * *", "--store", "memory:"],
+            "end with this command",
+        ),
+        (["loop", "--store", "memory:"], "end with this command"),
     ):
         done = shell.run("schedule", *words)
         assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), (words, done.stderr)

@@ -21,8 +21,7 @@ from tests.stores.postgres_support import fail_after_timeout, open_store
 from tests.stores.test_postgres_schema import as_user, asked
 
 from holdfast import Agent, App, tool
-from holdfast.batteries.budget.ledger import Spend
-from holdfast.batteries.budget.tables import TablesLedger
+from holdfast.batteries.budget.ledger import Ledger, Spend
 from holdfast.checkpoint.errors import SchemaTooOld, StorePermissionError
 from holdfast.checkpoint.record import Mail
 from holdfast.cli.opening import BATTERIES, migrate_all, read_versions
@@ -149,7 +148,7 @@ async def test_a_worker_uses_the_tables_of_batteries(roles: Roles) -> None:
         tables = PostgresTables(roles.worker)
         await tables.open(schema)
         await tables.close()
-    ledger = TablesLedger(PostgresTables(roles.worker))
+    ledger = Ledger(PostgresTables(roles.worker))
     await ledger.open()
     now, spend = datetime.now(UTC), Spend(tokens=5)
     await ledger.commit("r1", ["team"], spend, now)

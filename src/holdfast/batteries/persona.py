@@ -1,6 +1,6 @@
 """persona: stored, versioned definitions of agents.
 
-`Personas(tiers, tools)` keeps them in memory, `store=VersionTable(tables, "persona")` in a database.
+`App([Personas(tiers, tools)])` keeps them in the store of the App, which runs them as the agents `OWNER/NAME`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,10 +14,7 @@ from holdfast.batteries.definitions.repository import (
     from_markdown,
     to_markdown,
 )
-from holdfast.batteries.definitions.store import DefinitionStore, MemoryDefinitions
-from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.core.agents.agent import Agent, ModelTiers, Phase
-from holdfast.core.agents.tool import Tool
+from holdfast.core.agents.agent import Agent, Phase
 from holdfast.core.errors import DefinitionError
 from holdfast.core.run.info import RunInfo
 
@@ -72,28 +69,9 @@ class Persona(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Personas(DefinitionRepository[Persona]):
     """Stores, lists and shares personas, and builds agents from them."""
 
-    def __init__(
-        self,
-        tiers: ModelTiers,
-        tools: Iterable[Tool] = (),
-        *,
-        store: DefinitionStore | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        """Create a repository of personas.
-
-        Args:
-            tiers: the model of each model tier.
-            tools: the tools that personas may name.
-            store: keeps the definitions. Default: in memory, for this process only.
-        """
-        super().__init__(Persona, store or MemoryDefinitions("persona"), clock)
-        self._tiers = tiers
-        self._tools = {tool.name: tool for tool in tools}
-
-    async def source(self, owner: str, name: str) -> DefinitionSource[Persona]:
-        """Return the persona as an agent for an App."""
-        return DefinitionSource(self, await self._get_newest(owner, name))
+    kind = "persona"
+    error = PersonaError
+    definition_type = Persona
 
     def build_agent(self, definition: Persona) -> Agent:
         """Build the agent that a persona describes."""
@@ -102,7 +80,7 @@ class Personas(DefinitionRepository[Persona]):
             instructions=definition.instructions,
             model=self._tiers.model(definition.model_tier),
             model_tier=definition.model_tier,
-            tools=self._find_tools(definition, definition.tools),
+            tools=self.find_tools(definition, definition.tools),
             phases=[self._build_phase(definition, phase) for phase in definition.phases],
         )
 
@@ -111,18 +89,9 @@ class Personas(DefinitionRepository[Persona]):
             name=phase.name,
             prompt=phase.prompt,
             instructions=phase.instructions,
-            tools=None if phase.tools is None else self._find_tools(persona, phase.tools),
+            tools=None if phase.tools is None else self.find_tools(persona, phase.tools),
             model=None if phase.model_tier is None else self._tiers.model(phase.model_tier),
         )
-
-    def _find_tools(self, persona: Persona, names: Sequence[str]) -> list[Tool]:
-        unknown = [name for name in names if name not in self._tools]
-        if unknown:
-            known = ", ".join(sorted(self._tools)) or "none"
-            raise PersonaError(
-                f"persona {persona.owner}/{persona.name} names unknown tools {unknown}: known are {known}"
-            )
-        return [self._tools[name] for name in names]
 
 
 def allowed_by(sources: Iterable[DefinitionSource[Persona]]) -> Callable[[RunInfo], Sequence[str]]:

@@ -1,10 +1,10 @@
 """skill: stored, versioned procedures that any agent may call as a tool. A call is a child run.
 
-`Skills(tiers, tools)` keeps them in memory, `store=VersionTable(tables, "skill")` in a database.
+`App(agents, tools=[Skills(tiers, tools)])` keeps them in the store of the App, and offers them to every run.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -16,16 +16,16 @@ from holdfast.batteries.definitions.repository import (
     from_markdown,
     to_markdown,
 )
-from holdfast.batteries.definitions.store import DefinitionStore, MalformedDefinition, MemoryDefinitions
-from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.core.agents.agent import Agent, ModelTiers
+from holdfast.batteries.definitions.versions import MalformedDefinition
+from holdfast.core.agents.agent import Agent
 from holdfast.core.agents.agent_tools import to_tool_name
 from holdfast.core.agents.calls import Effect
 from holdfast.core.agents.tool import Tool
 from holdfast.core.agents.tool_context import current_call
 from holdfast.core.errors import DefinitionError
+from holdfast.core.run.info import RunInfo
 
-__all__ = ["Parameter", "Skill", "SkillError", "SkillSource", "Skills", "export_skill", "import_skill"]
+__all__ = ["Parameter", "Skill", "SkillError", "Skills", "export_skill", "import_skill"]
 
 
 class SkillError(DefinitionError):
@@ -67,27 +67,27 @@ class Skill(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 raise MalformedDefinition(f"{parameter.name!r} cannot be a parameter: use letters, digits and _")
 
 
+#: A run with this many runs above it is offered no skills.
+_MAX_DEPTH = 3
+
+
 class Skills(DefinitionRepository[Skill]):
-    """Stores, lists and shares skills, and builds agents and tools from them."""
+    """Stores, lists and shares skills, and builds agents and tools from them. A `ToolProvider`."""
 
-    def __init__(
-        self,
-        tiers: ModelTiers,
-        tools: Iterable[Tool] = (),
-        *,
-        store: DefinitionStore | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        """Create a repository of skills.
+    kind = "skill"
+    error = SkillError
+    definition_type = Skill
 
-        Args:
-            tiers: the model of each model tier.
-            tools: the tools that skills may name.
-            store: keeps the definitions. Default: in memory, for this process only.
-        """
-        super().__init__(Skill, store or MemoryDefinitions("skill"), clock)
-        self._tiers = tiers
-        self._tools = {tool.name: tool for tool in tools}
+    async def tools(self, info: RunInfo) -> Sequence[Tool]:
+        """Return all skills as tools, except the run's own and those of the runs above it."""
+        if len(info.lineage) >= _MAX_DEPTH:
+            return ()
+        above = {*info.lineage, info.agent_name}
+        return [_offer(source) for name, source in self.agents.items() if name not in above]
+
+    async def tool(self, owner: str, name: str) -> Tool:
+        """Return the newest version of a skill as a tool for agents. A repeated call attaches to the same child run."""
+        return _offer(await self.source(owner, name))
 
     async def save(self, definition: Skill) -> int:
         """Store a new version and return its number. New runs use it; existing runs keep the version they have.
@@ -101,38 +101,25 @@ class Skills(DefinitionRepository[Skill]):
         _make_tool(definition, not_called)  # raises if the parameters are invalid
         return await super().save(definition)
 
-    async def source(self, owner: str, name: str) -> "SkillSource":
-        """Return the skill as an agent for an App; its `tool` is for other agents."""
-        return SkillSource(self, await self._get_newest(owner, name))
-
     def build_agent(self, definition: Skill) -> Agent:
         """Build the agent that follows the skill's procedure."""
-        unknown = [name for name in definition.tools if name not in self._tools]
-        if unknown:
-            known = ", ".join(sorted(self._tools)) or "none"
-            raise SkillError(
-                f"skill {definition.owner}/{definition.name} names unknown tools {unknown}: known are {known}"
-            )
         return Agent(
             name=f"{definition.owner}/{definition.name}",
             instructions=definition.procedure,
             model=self._tiers.model(definition.model_tier),
             model_tier=definition.model_tier,
-            tools=[self._tools[name] for name in definition.tools],
+            tools=self.find_tools(definition, definition.tools),
         )
 
 
-class SkillSource(DefinitionSource[Skill]):
-    """A skill as an App's agent, and as a tool of other agents."""
+def _offer(skill: DefinitionSource[Skill]) -> Tool:
+    """Return the skill as a tool with its current parameters."""
 
-    def tool(self) -> Tool:
-        """Return the skill as a tool with its current parameters. A repeated call attaches to the same child run."""
+    async def call(**arguments: Any) -> object:
+        prompt = "\n".join(f"{name}: {value}" for name, value in arguments.items() if value is not None)
+        return (await current_call().run(skill, prompt)).output
 
-        async def call(**arguments: Any) -> object:
-            prompt = "\n".join(f"{name}: {value}" for name, value in arguments.items() if value is not None)
-            return (await current_call().run(self, prompt)).output
-
-        return _make_tool(self.definition, call)
+    return _make_tool(skill.definition, call)
 
 
 def _make_tool(skill: Skill, call: Callable[..., Any]) -> Tool:

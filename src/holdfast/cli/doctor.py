@@ -263,7 +263,7 @@ ERROR_MODULES = (
     "holdfast.batteries.audit.audit",
     "holdfast.batteries.budget.budget",
     "holdfast.batteries.critic.watchdog",
-    "holdfast.batteries.definitions.store",
+    "holdfast.batteries.definitions.versions",
     "holdfast.batteries.rate_limits.windows",
     "holdfast.batteries.persona",
     "holdfast.batteries.schedule.jobs",

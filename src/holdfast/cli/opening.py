@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.batteries.audit.tables import SCHEMA as AUDIT
-from holdfast.batteries.budget.tables import SCHEMA as BUDGET
-from holdfast.batteries.definitions.tables import SCHEMA as DEFINITIONS
+from holdfast.batteries.audit.audit_rows import SCHEMA as AUDIT
+from holdfast.batteries.budget.ledger import SCHEMA as BUDGET
+from holdfast.batteries.definitions.versions import SCHEMA as DEFINITIONS
 from holdfast.batteries.rate_limits.windows import SCHEMA as LIMITS
-from holdfast.batteries.schedule.tables import SCHEMA as SCHEDULE
+from holdfast.batteries.schedule.jobs import SCHEMA as SCHEDULE
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.record import RunRecord
 from holdfast.checkpoint.store import RunStore, SupportsMigration
@@ -20,7 +20,7 @@ from holdfast.cli.output import CommandError, print_diagnostic
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.core.agents.agent import AgentSource
 from holdfast.db.tables import Schema
-from holdfast.db.urls import POSTGRES_SCHEMES, parse_sqlite_path, redact_url, tables_from_url
+from holdfast.db.urls import POSTGRES_SCHEMES, parse_sqlite_path, redact_url
 from holdfast.runtime.operations.mailing import Mailer
 from holdfast.runtime.operations.run_client import RunClient
 from holdfast.stores.from_url import DEFAULT_URL, store_from_url
@@ -135,7 +135,7 @@ async def read_versions(store_url: str, *, langgraph: bool = False) -> list[Tabl
         raise CommandError(f"{redact_url(url)} has no tables to migrate: name a sqlite: or postgresql: store")
     version = await store.read_schema_version()
     versions = [TablesVersion(tables="runs", found=version.found, known=version.known)]
-    tables = tables_from_url(url)
+    tables = store.tables()
     try:
         for schema in _list_schemas(url, langgraph=langgraph):
             found = await tables.read_version(schema)
@@ -154,13 +154,11 @@ async def migrate_all(store_url: str, *, langgraph: bool = False) -> None:
     url = resolve_store_url(store_url)
     store = make_store(url, create=True)
     await store.open()
-    await store.close()
-    tables = tables_from_url(url)
     try:
         for schema in _list_schemas(url, langgraph=langgraph):
-            await tables.open(schema)
+            await store.tables().open(schema)
     finally:
-        await tables.close()
+        await store.close()
 
 
 def _list_schemas(url: str, *, langgraph: bool) -> list[Schema]:

@@ -1,6 +1,6 @@
 """The ports that a host may plug into a run. All are optional: with none, a run is bounded and in memory."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Protocol, runtime_checkable
@@ -17,7 +17,7 @@ from holdfast.core.telemetry_port import Telemetry
 
 @runtime_checkable
 class Closeable(Protocol):
-    """An audit or a budget that holds a database, or rows that wait to be written. `App` closes it at its end."""
+    """An audit, budget or rate limiter that holds a database or unwritten rows. The executor closes it at its end."""
 
     async def close(self) -> None: ...
 
@@ -280,6 +280,17 @@ class ToolProvider(Protocol):
     """Other agents and skills that a run may call as tools."""
 
     async def tools(self, info: RunInfo) -> Sequence[Tool]: ...
+
+
+class ToolProviders:
+    """Several tool providers as one."""
+
+    def __init__(self, providers: Iterable[ToolProvider]) -> None:
+        self._providers = tuple(providers)
+
+    async def tools(self, info: RunInfo) -> Sequence[Tool]:
+        """Return the tools of all providers."""
+        return [tool for provider in self._providers for tool in await provider.tools(info)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

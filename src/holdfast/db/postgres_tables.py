@@ -147,6 +147,8 @@ class _PgCursor:
 class PostgresTables:
     """Uses one connection, one transaction at a time, and reconnects when it is lost. Works behind a pooler."""
 
+    durable = True
+
     def __init__(self, url: str, *, schema: str | None = None, timeout: timedelta = timedelta(seconds=30)) -> None:
         """Connect to nothing yet.
 

@@ -96,6 +96,8 @@ class _SqliteCursor:
 class SqliteTables:
     """One connection on its own thread. Several processes may use the same file."""
 
+    durable = True
+
     def __init__(self, path: str | PathLike[str], *, timeout: timedelta = timedelta(seconds=10)) -> None:
         """`timeout`: how long a transaction waits for a lock of another process."""
         self._file = SqliteFile(path, timeout=timeout, errors=_TABLES_ERRORS)
@@ -183,6 +185,8 @@ class MemoryTables:
 
     Closing them loses nothing: the rows live as long as this object.
     """
+
+    durable = False
 
     def __init__(self) -> None:
         self._connection = apsw.Connection(":memory:")

@@ -11,9 +11,13 @@ def tables_from_url(url: str) -> Tables:
     """Return the tables in the database that `url` names, not opened yet.
 
     Raises:
-        TablesError: the URL names no database that batteries can use; a `memory:` store has none.
+        TablesError: the URL names no database.
     """
     scheme, _, rest = url.partition(":")
+    if scheme == "memory":
+        from holdfast.db.sqlite_tables import MemoryTables
+
+        return MemoryTables()
     if scheme in POSTGRES_SCHEMES:
         from holdfast.db.postgres_tables import PostgresTables
 
@@ -25,9 +29,7 @@ def tables_from_url(url: str) -> Tables:
             return SqliteTables(parse_sqlite_path(url))
         except ValueError as exc:
             raise TablesError(str(exc)) from None
-    raise TablesError(
-        f"batteries keep nothing in {redact_url(url)!r}: use sqlite:PATH or postgresql://..., or their memory store"
-    )
+    raise TablesError(f"no tables in {redact_url(url)!r}: write sqlite:PATH, postgresql://HOST/DATABASE or memory:")
 
 
 def parse_sqlite_path(url: str) -> str:

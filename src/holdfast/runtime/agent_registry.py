@@ -1,27 +1,56 @@
 """The agents of an App, by name: an interrupted run finds its agent by it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from holdfast.core.agents.agent import AgentSource
+from holdfast.core.agents.agent import AgentRepository, AgentSource
 from holdfast.core.errors import DefinitionError
 from holdfast.core.validation import check_type
 
 
-def index_agents(agents: Iterable[AgentSource]) -> dict[str, AgentSource]:
-    """Return the agents by name.
+class AgentRegistry(Mapping[str, AgentSource]):
+    """The agents of an App by name: those it was given, and those that its repositories know now."""
 
-    Raises:
-        DefinitionError: one is no agent, or two have the same name.
-    """
-    check_type("agents", agents, Iterable, "a list of agents")
-    table: dict[str, AgentSource] = {}
-    for agent in agents:
+    def __init__(self, agents: Iterable[AgentSource | AgentRepository]) -> None:
+        """Index the agents.
+
+        Raises:
+            DefinitionError: one is no agent and no repository, or two have the same name.
+        """
+        check_type("agents", agents, Iterable, "a list of agents")
+        self._own: dict[str, AgentSource] = {}
+        self.repositories: list[AgentRepository] = []
+        for agent in agents:
+            if isinstance(agent, AgentRepository):
+                self.repositories.append(agent)
+            else:
+                self._add(agent)
+
+    def _add(self, agent: AgentSource) -> None:
         _check_agent(agent)
-        if agent.name in table:
+        if agent.name in self._own:
             raise DefinitionError(f"two agents are named {agent.name!r}: interrupted runs find their agent by its name")
-        table[agent.name] = agent
-    return table
+        self._own[agent.name] = agent
+
+    def __getitem__(self, name: str) -> AgentSource:
+        if name in self._own:
+            return self._own[name]
+        for repository in self.repositories:
+            if name in repository.agents:
+                return repository.agents[name]
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._own
+        seen = set(self._own)
+        for repository in self.repositories:
+            for name in tuple(repository.agents):
+                if name not in seen:
+                    seen.add(name)
+                    yield name
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def find_agent(agents: Mapping[str, AgentSource], name: str) -> AgentSource:

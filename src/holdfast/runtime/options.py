@@ -1,12 +1,12 @@
 """The parameters of an App, checked."""
 
 from collections.abc import Iterable, Mapping
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 from holdfast.checkpoint.store import RunStore
 from holdfast.clock import Clock
 from holdfast.config import CheckpointSettings, ConcurrencyLimit, WorkerSettings
-from holdfast.core.agents.agent import AgentSource
+from holdfast.core.agents.agent import AgentRepository, AgentSource
 from holdfast.core.errors import DefinitionError
 from holdfast.core.ports import Audit, Budget, Closeable, Critic, RateLimiter, RunListener, ToolProvider
 from holdfast.core.telemetry_port import Telemetry
@@ -14,11 +14,16 @@ from holdfast.core.validation import check_protocol, check_type
 from holdfast.stores.from_url import store_from_url
 from holdfast.stores.redacting import RedactingStore
 
+if TYPE_CHECKING:
+    from holdfast.batteries.schedule import Schedule
+
+_T = TypeVar("_T")
+
 
 class AppOptions(TypedDict, total=False):
     """The parameters of `App`, for `App.replace`."""
 
-    agents: Iterable[AgentSource]
+    agents: Iterable[AgentSource | AgentRepository]
     store: RunStore | str | None
     checkpoint: CheckpointSettings
     worker: WorkerSettings | bool
@@ -27,7 +32,8 @@ class AppOptions(TypedDict, total=False):
     rate_limits: RateLimiter | None
     critic: Critic | None
     listener: RunListener | None
-    extra_tools: ToolProvider | None
+    tools: Iterable[ToolProvider]
+    schedule: "Schedule | None"
     telemetry: Telemetry | None
     shutdown_exceptions: tuple[type[BaseException], ...]
     limits: Iterable[ConcurrencyLimit]
@@ -40,12 +46,11 @@ _PORTS: Mapping[str, type] = {
     "rate_limits": RateLimiter,
     "critic": Critic,
     "listener": RunListener,
-    "extra_tools": ToolProvider,
     "telemetry": Telemetry,
 }
 
 
-def check_options(options: Mapping[str, object]) -> None:
+def check_options(options: AppOptions) -> None:
     """Check the types of settings and ports, of which those that are `None` are not used.
 
     Raises:
@@ -55,9 +60,27 @@ def check_options(options: Mapping[str, object]) -> None:
     check_type("worker", options["worker"], WorkerSettings)
     check_protocol("clock", options["clock"], Clock)
     for name, protocol in _PORTS.items():
-        if options[name] is not None:
-            check_protocol(name, options[name], protocol)
+        if options[name] is not None:  # type: ignore[literal-required]
+            check_protocol(name, options[name], protocol)  # type: ignore[literal-required]
+    for provider in options["tools"]:
+        check_protocol("tools", provider, ToolProvider)
+    if options["schedule"] is not None:
+        from holdfast.batteries.schedule import Schedule  # an App without one does not load it
+
+        check_type("schedule", options["schedule"], Schedule)
+        if options["store"] is None:
+            raise DefinitionError("schedule submits runs, and this App has no store: give it one")
     _check_exceptions("shutdown_exceptions", options["shutdown_exceptions"])
+
+
+def check_sequence(name: str, values: Iterable[_T]) -> tuple[_T, ...]:
+    """Return the values of an argument that takes several.
+
+    Raises:
+        DefinitionError: it is a single one.
+    """
+    check_type(name, values, Iterable, f"a list of {name}")
+    return tuple(values)
 
 
 def check_limits(limits: Iterable[ConcurrencyLimit]) -> tuple[ConcurrencyLimit, ...]:

@@ -13,7 +13,6 @@ from starlette.routing import Mount
 from starlette.types import ASGIApp
 
 from holdfast.app import App
-from holdfast.batteries.schedule import Schedule
 from holdfast.web.api import make_api
 from holdfast.web.auth import Authorize
 from holdfast.web.errors import AddressInUse
@@ -92,7 +91,7 @@ def _is_served(path: Path) -> bool:
         return client.connect_ex(str(path)) == 0
 
 
-def make_web(app: App, *, authorize: Authorize | None = None, schedule: Schedule | None = None) -> Starlette:
+def make_web(app: App, *, authorize: Authorize | None = None) -> Starlette:
     """Return the page at `/` and the API at `/api`, both with the same `authorize`.
 
     Served alone it opens the App when the server starts. Where it is mounted, the host opens the App.
@@ -100,6 +99,6 @@ def make_web(app: App, *, authorize: Authorize | None = None, schedule: Schedule
 
     routes = [
         Mount("/api", make_api(app, authorize=authorize)),
-        Mount("/", make_ui(app, authorize=authorize, schedule=schedule)),
+        Mount("/", make_ui(app, authorize=authorize)),
     ]
     return WebApplication(app, routes)

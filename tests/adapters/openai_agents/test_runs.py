@@ -164,7 +164,7 @@ async def test_tools_of_holdfast_join_those_of_the_agent() -> None:
         return f"hello {name}"
 
     model = ScriptedModel([call("c1", "greet", name="ann"), call("c2", "greet", nam="ann")], "done")
-    async with App([durable(Agent(name="a", model=model))], "memory:", extra_tools=Provider()) as app:
+    async with App([durable(Agent(name="a", model=model))], "memory:", tools=[Provider()]) as app:
         await app.run("a", "go")
     outputs = get_outputs(model.requests[1])
     assert outputs["c1"] == "hello ann"

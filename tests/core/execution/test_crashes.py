@@ -268,7 +268,7 @@ def family(child_model: Any, *tools: Any) -> tuple[Agent, Agent]:
 async def test_a_parent_waits_with_its_child_and_continues_when_the_child_is_answered(durable_store_url: str) -> None:
     child_model = ScriptedModel(tool_reply(call("c", "ask_person", question="Which?")), "blue it is")
     parent, child = family(child_model, ask_person)
-    async with App([parent, child], durable_store_url, extra_tools=AgentToolProvider([child])) as app:
+    async with App([parent, child], durable_store_url, tools=[AgentToolProvider([child])]) as app:
         with pytest.raises(RunWaiting, match=r"child run of child .*Which") as raised:
             await app.run("parent", "go", run_id="p")
         assert [waiting.kind for waiting in raised.value.calls] == ["child"]
@@ -287,7 +287,7 @@ async def test_a_parent_waits_with_its_child_and_continues_when_the_child_is_ans
 
 async def test_a_parent_sleeps_with_its_child_and_run_waits_through_it() -> None:
     parent, child = family(ScriptedModel(tool_reply(call("c", "sleep", seconds=0.1)), "rested"), sleep)
-    async with App([parent, child], MemoryStore(), extra_tools=AgentToolProvider([child])) as app:
+    async with App([parent, child], MemoryStore(), tools=[AgentToolProvider([child])]) as app:
         assert (await app.run("parent", "go", run_id="p")).output == "thanks"
     assert parent.model.requests[-1][-1].content == "rested"  # type: ignore[union-attr]
 

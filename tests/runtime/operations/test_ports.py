@@ -97,7 +97,7 @@ async def test_an_interrupted_turn_cancels_its_child_runs(durable_store_url: str
         return tool_reply(call("1", "child", prompt="do")) if last == User("delegate") else Reply(text="done")
 
     parent = Agent(name="parent", model=delegate)
-    async with App([parent, child], durable_store_url, extra_tools=AgentToolProvider([child])) as app:
+    async with App([parent, child], durable_store_url, tools=[AgentToolProvider([child])]) as app:
         chat = app.conversation("parent", "k")
         with pytest.raises(RunWaiting):
             await chat.send("delegate")

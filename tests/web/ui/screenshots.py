@@ -11,7 +11,6 @@ from starlette.applications import Starlette
 from tests.web.ui.server import UIServer
 
 from holdfast.app import App
-from holdfast.batteries.schedule import MemoryJobs, Schedule
 from holdfast.cli.demo.sample_fleet import add_jobs, build_fleet, submit_runs
 from holdfast.core.run.waiting import Value
 from holdfast.web.auth import LOCAL_PRINCIPAL
@@ -25,11 +24,8 @@ _PICTURES: tuple[tuple[str, str, Literal["light", "dark"]], ...] = (
 )
 
 
-_JOBS = MemoryJobs()
-
-
 def _make_site(app: App) -> Starlette:
-    return make_ui(app, authorize=lambda request: LOCAL_PRINCIPAL, schedule=Schedule(app.submit, jobs=_JOBS))
+    return make_ui(app, authorize=lambda request: LOCAL_PRINCIPAL)
 
 
 def main(folder: Path) -> None:
@@ -41,7 +37,7 @@ def main(folder: Path) -> None:
         sync_playwright() as playwright,
     ):
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        server.call(add_jobs(Schedule(server.app.submit, jobs=_JOBS)))
+        server.call(add_jobs(server.app.schedule))
         server.call(submit_runs(server.app))
         for run_id in ("trip-ee06", "refund-8841", "refund-8852", "trip-ee07"):
             server.wait_for(run_id, "waiting")

@@ -18,9 +18,8 @@ from tests.web.ui.server import UIServer
 
 from holdfast.app import App
 from holdfast.batteries.budget import Budget, Limit
-from holdfast.batteries.schedule import JobTable, Schedule
+from holdfast.batteries.schedule import Schedule
 from holdfast.config import WorkerSettings
-from holdfast.db.urls import tables_from_url
 from holdfast.web.auth import Principal
 from holdfast.web.ui import make_ui
 
@@ -34,17 +33,15 @@ class Fleet:
     """A server of an App with a budget and a schedule."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
-        self.schedule: Schedule | None = None
         self.server = UIServer(url, self._make_site, self._build_app)
 
     def _build_app(self, store: str) -> App:
         budget = Budget(Limit(cost_usd=0.02), Limit(tokens=4000, per="all"))
-        return App(build_agents(), store, budget=budget, worker=WorkerSettings(handle_signals=False))
+        worker = WorkerSettings(handle_signals=False)
+        return App(build_agents(), store, budget=budget, schedule=Schedule(), worker=worker)
 
     def _make_site(self, app: App) -> Starlette:
-        self.schedule = Schedule(app.submit, jobs=JobTable(tables_from_url(self._url)))
-        return make_ui(app, authorize=authorize, schedule=self.schedule)
+        return make_ui(app, authorize=authorize)
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
@@ -52,14 +49,12 @@ def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     with STORES[request.param].open_empty(tmp_path_factory.mktemp("fleet")) as url:
         fleet = Fleet(url)
         with fleet.server as server:
-            assert fleet.schedule is not None
-            add = fleet.schedule.add
+            add = server.app.schedule.add
             server.call(add("nightly <digest>", "greeter", "Say hello.", "30 3 * * *", timezone="Europe/Lisbon"))
             server.call(add("of alice", "greeter", "Say hello.", "0 12 * * *", caller_id="alice"))
             server.submit("reader", "Read both pages.", "spend", caller_id="alice")
             server.wait_for("spend", "parked")  # before its third step
             yield fleet
-            server.call(fleet.schedule.close())
 
 
 def test_a_job_is_run_now(fleet: Fleet, page: Page) -> None:

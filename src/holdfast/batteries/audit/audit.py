@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.batteries.audit.store import AuditKind, AuditQuery, AuditRow, AuditStore, MemoryAudit, replace_unstorable
+from holdfast.batteries.audit.audit_rows import AuditKind, AuditQuery, AuditRow, AuditTable, replace_unstorable
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.core.agents.tool_context import ToolContext
 from holdfast.core.errors import format_error
@@ -19,6 +19,7 @@ from holdfast.core.redaction import Redact, Redactor
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import NO_USAGE, Usage
 from holdfast.core.run.state import RunState
+from holdfast.db.tables import Tables
 from holdfast.root_error import HoldfastError
 
 log: logging.Logger = logging.getLogger("holdfast.audit")
@@ -41,8 +42,8 @@ class Audit:
 
     def __init__(
         self,
-        store: AuditStore | None = None,
         *,
+        tables: Tables | None = None,
         redact: Redact | None = None,
         capacity: int = 100_000,
         flush_interval: timedelta = timedelta(milliseconds=200),
@@ -51,7 +52,7 @@ class Audit:
         """Create an audit.
 
         Args:
-            store: keeps the rows. Default: in memory, for this process only.
+            tables: keep the rows. Default: in the store of the App, shared by all its processes.
             redact: removes secrets from arguments and errors. Default: values under names such as `password`.
             capacity: maximum number of unwritten rows. Above it the oldest rows are dropped and counted in the log.
             flush_interval: how long a row waits for others to be written in the same batch.
@@ -61,7 +62,8 @@ class Audit:
         """
         if capacity < 1:
             raise AuditError(f"capacity is {capacity}: give at least 1")
-        self._store = store or MemoryAudit()
+        self.tables = tables
+        self._rows = AuditTable(tables)
         self._redact = redact or Redactor()
         self._flush_interval, self._clock = flush_interval, clock
         self._pending: deque[AuditRow] = deque()
@@ -71,7 +73,10 @@ class Audit:
         #: The batch that is being written.
         self._write_task: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
-        self._open = False
+
+    async def open(self, tables: Tables) -> None:
+        """Open the rows: in `tables`, unless the audit was given others."""
+        await self._rows.open(tables)
 
     def begin(self, info: RunInfo, state: RunState) -> Recorder:
         """Return the recorder of one run."""
@@ -92,9 +97,8 @@ class Audit:
             self._flush_task = asyncio.get_running_loop().create_task(self._flush_periodically())
 
     async def flush(self) -> None:
-        """Write all queued rows. If the store raises, the rows that were not written stay queued."""
+        """Write all queued rows. If the database raises, the rows that were not written stay queued."""
         async with self._lock:
-            await self._ensure_open()
             while self._write_task is not None or self._pending:
                 if self._write_task is None:
                     self._write_task = asyncio.ensure_future(self._write_batch())
@@ -111,12 +115,11 @@ class Audit:
     async def query(self, query: AuditQuery | None = None) -> list[AuditRow]:
         """Return the matching rows, oldest first, queued ones included."""
         await self.flush()
-        return list(await self._store.query(query or AuditQuery()))
+        return list(await self._rows.query(query or AuditQuery()))
 
     async def purge(self, older_than: timedelta) -> int:
         """Delete rows older than `older_than`. Returns their number."""
-        await self._ensure_open()
-        return await self._store.purge(self._clock.now() - older_than)
+        return await self._rows.purge(self._clock.now() - older_than)
 
     async def export(self, query: AuditQuery | None = None) -> AsyncIterator[bytes]:
         """Yield the matching rows as JSON lines."""
@@ -124,16 +127,14 @@ class Audit:
             yield msgspec.json.encode(row) + b"\n"
 
     async def close(self) -> None:
-        """Write all queued rows, then close the store. May be called again."""
+        """Write all queued rows, then close the tables. May be called again."""
         if self._flush_task is not None:
             self._flush_task.cancel()
             await asyncio.gather(self._flush_task, return_exceptions=True)
             self._flush_task = None
         if self._pending or self._write_task is not None:
             await self.flush()
-        if self._open:
-            self._open = False
-            await self._store.close()
+        await self._rows.close()
 
     async def _flush_periodically(self) -> None:
         while self._pending:
@@ -147,15 +148,10 @@ class Audit:
     async def _write_batch(self) -> None:
         batch = list(itertools.islice(self._pending, _MAX_BATCH))
         dropped_before = self._dropped
-        await self._store.add(batch)
+        await self._rows.add(batch)
         # `put` may have dropped rows during the write. They were the oldest, so they are part of this batch.
         for _ in range(len(batch) - (self._dropped - dropped_before)):
             self._pending.popleft()
-
-    async def _ensure_open(self) -> None:
-        if not self._open:
-            await self._store.open()
-            self._open = True
 
 
 class RunRecorder:
@@ -170,7 +166,7 @@ class RunRecorder:
 
     def step(self, step: int, usage: Usage) -> None:
         """Record a finished step."""
-        self._record("step", usage, iteration=step)
+        self._record("step", usage, step=step)
 
     def tool(self, call: ToolContext, *, effect: str, error: bool, took: timedelta) -> None:
         """Record a finished tool call."""

@@ -4,8 +4,7 @@
 """
 
 from holdfast.batteries.budget.budget import Account, Budget, BudgetError, BudgetExhausted, BudgetUnavailable, Limit
-from holdfast.batteries.budget.ledger import Ledger, MemoryLedger, Reservation, Spend
-from holdfast.batteries.budget.tables import TablesLedger
+from holdfast.batteries.budget.ledger import Ledger, Reservation, Spend
 
 __all__ = [
     "Account",
@@ -15,8 +14,6 @@ __all__ = [
     "BudgetUnavailable",
     "Ledger",
     "Limit",
-    "MemoryLedger",
     "Reservation",
     "Spend",
-    "TablesLedger",
 ]

@@ -7,12 +7,12 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from holdfast.batteries.budget.ledger import NO_SPEND, UNITS, Ledger, MemoryLedger, Reservation, Spend
+from holdfast.batteries.budget.ledger import NO_SPEND, UNITS, Ledger, Reservation, Spend
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.core.errors import RunInterrupted, RunParked
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.state import RunState
-from holdfast.db.tables import TablesError
+from holdfast.db.tables import Tables, TablesError
 from holdfast.root_error import HoldfastError
 
 
@@ -113,31 +113,49 @@ ANNOTATION_KEY = "budget"
 
 
 class _BudgetAnnotation(msgspec.Struct, frozen=True, kw_only=True):
+    #: It was permitted to begin. A run that was refused does not count.
+    admitted: bool = False
     total: Spend = NO_SPEND
     #: The most expensive step so far: the estimate for the next one.
     step: Spend = NO_SPEND
     #: When the total was committed, in seconds since the epoch.
-    at: float = math.inf
+    at: float | None = None
+
+
+#: How often spending that no longer counts is deleted.
+_PURGE_INTERVAL = timedelta(hours=1)
 
 
 class Budget:
-    """Limits the spending of runs. A run that reaches a limit is parked and resumes when it is unparked."""
+    """Limits the spending of runs. A run that reaches a limit is parked and resumes when it is unparked.
 
-    def __init__(self, *limits: Limit, ledger: Ledger | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
+    The cost of a step is known when it has ended. A step begins if the account has room left beside the reservations of
+    other runs, and each run reserves the cost of its most expensive step so far. So a limit on tokens, cost or seconds
+    may be exceeded by the part of the steps in progress that was not reserved: at most one step of each run. A limit on
+    runs is never exceeded.
+    """
+
+    def __init__(self, *limits: Limit, tables: Tables | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
         """Create a budget.
 
         Args:
             limits: all of them apply.
-            ledger: keeps the spending. Default: in memory, for this process only.
+            tables: keep the spending. Default: in the store of the App, shared by all its processes.
 
         Raises:
             BudgetError: there are no limits.
         """
         if not limits:
             raise BudgetError("a budget needs at least one Limit")
+        self.tables = tables
         self._limits, self._clock = limits, clock
-        self._ledger = ledger or MemoryLedger()
-        self._open = False
+        self._ledger = Ledger(tables)
+        #: When it next deletes spending that no longer counts.
+        self._purge_at: datetime | None = None
+
+    async def open(self, tables: Tables) -> None:
+        """Open the ledger: in `tables`, unless the budget was given others."""
+        await self._ledger.open(tables)
 
     async def check(self, info: RunInfo, state: RunState) -> None:
         """Reserve the estimated cost of the next step.
@@ -154,10 +172,11 @@ class Budget:
             for limit in self._limits
         ]
         with _interrupt_on_error(info):
-            await self._ensure_open()
             shortage = await self._ledger.reserve(info.run_id, reservations, self._clock.now())
         if shortage is not None:
             raise BudgetExhausted(shortage.account, shortage.unit, shortage.spent, shortage.limit)
+        if not annotation.admitted:
+            _save_annotation(state, msgspec.structs.replace(annotation, admitted=True))
 
     async def commit(self, info: RunInfo, state: RunState) -> None:
         """Book the run's total spending. Child runs book their own.
@@ -165,29 +184,28 @@ class Budget:
         Raises:
             BudgetUnavailable: the ledger cannot be reached.
         """
+        annotation, now = _load_annotation(state), self._clock.now()
         is_root = info.parent_run_id is None
         total = Spend(
             tokens=state.own_usage.total_tokens,
             cost_usd=state.own_usage.cost_usd,
-            runs=1 if is_root else 0,
+            runs=1 if is_root and annotation.admitted else 0,
             # The elapsed time of a parent includes its children's.
             seconds=state.elapsed.total_seconds() if is_root else 0.0,
         )
-        annotation, now = _load_annotation(state), self._clock.now()
         accounts = {limit.account(info) for limit in self._limits}
         # The ledger may have purged a total older than every window. It must not book that total again.
-        purged = annotation.total if annotation.at < self._window_start(now).timestamp() else NO_SPEND
+        was_purged = annotation.at is not None and annotation.at < self._window_start(now).timestamp()
         with _interrupt_on_error(info):
-            await self._ensure_open()
-            await self._ledger.commit(info.run_id, accounts, total, now, already_booked=purged)
+            await self._ledger.commit(
+                info.run_id, accounts, total, now, already_booked=annotation.total if was_purged else NO_SPEND
+            )
+            await self._purge_hourly(now)
         step = msgspec.structs.replace(total.since(annotation.total).elementwise_max(annotation.step), runs=0)
-        state.annotations[ANNOTATION_KEY] = msgspec.to_builtins(
-            _BudgetAnnotation(total=total, step=step, at=now.timestamp())
-        )
+        _save_annotation(state, msgspec.structs.replace(annotation, total=total, step=step, at=now.timestamp()))
 
     async def spent(self, account: str, window: timedelta = timedelta(days=7)) -> Spend:
         """Return the spending of an account, such as `caller:alice`, in the last `window`."""
-        await self._ensure_open()
         return await self._ledger.spent(account, self._clock.now() - window)
 
     async def accounts(self) -> Sequence[Account]:
@@ -196,7 +214,6 @@ class Budget:
         Raises:
             TablesError: the ledger cannot be read.
         """
-        await self._ensure_open()
         now, found = self._clock.now(), list[Account]()
         for limit in self._limits:
             spending = await self._ledger.accounts(now - limit.window)
@@ -207,23 +224,23 @@ class Budget:
 
     async def purge(self) -> None:
         """Delete spending that is older than every window."""
-        await self._ensure_open()
-        await self._ledger.purge(self._window_start(self._clock.now()))
+        now = self._clock.now()
+        self._purge_at = now + _PURGE_INTERVAL
+        await self._ledger.purge(self._window_start(now))
+
+    async def _purge_hourly(self, now: datetime) -> None:
+        if self._purge_at is None:
+            self._purge_at = now + _PURGE_INTERVAL
+        elif now >= self._purge_at:
+            await self.purge()
 
     async def close(self) -> None:
         """Close the ledger. May be called again."""
-        if self._open:
-            self._open = False
-            await self._ledger.close()
+        await self._ledger.close()
 
     def _window_start(self, now: datetime) -> datetime:
         """Return the start of the longest window."""
         return now - max(limit.window for limit in self._limits)
-
-    async def _ensure_open(self) -> None:
-        if not self._open:
-            await self._ledger.open()
-            self._open = True
 
 
 @contextmanager
@@ -239,3 +256,7 @@ def _interrupt_on_error(info: RunInfo) -> Iterator[None]:
 
 def _load_annotation(state: RunState) -> _BudgetAnnotation:
     return msgspec.convert(state.annotations.get(ANNOTATION_KEY, {}), _BudgetAnnotation)
+
+
+def _save_annotation(state: RunState, annotation: _BudgetAnnotation) -> None:
+    state.annotations[ANNOTATION_KEY] = msgspec.to_builtins(annotation)

@@ -1,10 +1,12 @@
-"""Spending, the ledger protocol, and the ledger in memory."""
+"""The ledger and its tables."""
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Protocol
+from functools import partial
 
 import msgspec
+
+from holdfast.db.tables import BatteryTables, Cursor, Schema
 
 UNITS = ("tokens", "cost_usd", "runs", "seconds")
 
@@ -58,12 +60,31 @@ class Shortage(msgspec.Struct, frozen=True, kw_only=True):
     limit: float
 
 
-class Ledger(Protocol):
-    """Adds up spending per account. Atomic across tasks and, if durable, across processes."""
+_SPEND_COLUMNS = (
+    "tokens BIGINT NOT NULL, cost_usd DOUBLE PRECISION NOT NULL, "
+    "runs BIGINT NOT NULL, seconds DOUBLE PRECISION NOT NULL"
+)
 
-    async def open(self) -> None: ...
+SCHEMA = Schema(
+    name="budget",
+    migrations=[
+        [
+            f"CREATE TABLE budget_spent (account TEXT, bucket BIGINT, {_SPEND_COLUMNS}, PRIMARY KEY (account, bucket))",
+            f"CREATE TABLE budget_total (account TEXT, run_id TEXT, {_SPEND_COLUMNS}, at DOUBLE PRECISION NOT NULL, "
+            "PRIMARY KEY (account, run_id))",
+            f"CREATE TABLE budget_reserved (account TEXT, run_id TEXT, {_SPEND_COLUMNS}, at DOUBLE PRECISION NOT NULL, "
+            "PRIMARY KEY (account, run_id))",
+        ]
+    ],
+)
 
-    async def close(self) -> None: ...
+_SPEND_SUMS = "COALESCE(SUM(tokens), 0), COALESCE(SUM(cost_usd), 0), COALESCE(SUM(runs), 0), COALESCE(SUM(seconds), 0)"
+
+
+class Ledger(BatteryTables):
+    """Adds up spending per account. Atomic across tasks and processes."""
+
+    schema = SCHEMA
 
     async def reserve(self, run_id: str, reservations: Sequence[Reservation], now: datetime) -> Shortage | None:
         """Replace the run's reservations with `reservations`; if one exceeds a limit, change nothing and return it.
@@ -71,7 +92,23 @@ class Ledger(Protocol):
         Concurrent callers see each other's reservations. A run that was already booked is not counted as a new
         run, whatever its estimate. A reservation older than its window belongs to a lost run and is ignored.
         """
-        ...
+
+        async def work(cursor: Cursor) -> Shortage | None:
+            adjusted = [
+                exclude_counted_run(each, await _load_total(cursor, each.account, run_id)) for each in reservations
+            ]
+            for each in adjusted:
+                since = now - each.window
+                taken = await _sum_spent(cursor, each.account, since)
+                taken += await _sum_reserved(cursor, each.account, run_id, since)
+                shortage = find_shortage(each, taken)
+                if shortage is not None:
+                    return shortage
+            for each in adjusted:
+                await _upsert(cursor, "budget_reserved", each.account, run_id, each.estimate, now)
+            return None
+
+        return await self.transaction(work, lock=[f"budget {each.account}" for each in reservations])
 
     async def commit(
         self, run_id: str, accounts: Collection[str], total: Spend, now: datetime, *, already_booked: Spend = NO_SPEND
@@ -83,80 +120,45 @@ class Ledger(Protocol):
         Args:
             already_booked: booked earlier, even if the ledger has purged it.
         """
-        ...
+
+        async def work(cursor: Cursor) -> None:
+            for account in accounts:
+                before = (await _load_total(cursor, account, run_id)).elementwise_max(already_booked)
+                await cursor.execute(
+                    "INSERT INTO budget_spent VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (account, bucket) DO UPDATE SET "
+                    "tokens = budget_spent.tokens + excluded.tokens, "
+                    "cost_usd = budget_spent.cost_usd + excluded.cost_usd, "
+                    "runs = budget_spent.runs + excluded.runs, seconds = budget_spent.seconds + excluded.seconds",
+                    (account, bucket_number(now), *total.since(before).as_tuple()),
+                )
+                await _upsert(cursor, "budget_total", account, run_id, total.elementwise_max(before), now)
+                await cursor.execute("DELETE FROM budget_reserved WHERE account = ? AND run_id = ?", (account, run_id))
+
+        await self.transaction(work, lock=[f"budget {account}" for account in accounts])
 
     async def spent(self, account: str, since: datetime) -> Spend:
         """Return the spending since then, precise to `BUCKET_LENGTH`."""
-        ...
+        return await self.read(partial(_sum_spent, account=account, since=since))
 
     async def accounts(self, since: datetime) -> Mapping[str, Spend]:
         """Return the spending since then of every account that has any, precise to `BUCKET_LENGTH`."""
-        ...
+
+        async def work(cursor: Cursor) -> Mapping[str, Spend]:
+            sql = f"SELECT account, {_SPEND_SUMS} FROM budget_spent WHERE bucket >= ? GROUP BY account"
+            rows = await cursor.execute(sql, (bucket_number(since),))
+            return {account: _parse_spend([spend]) for account, *spend in rows}
+
+        return await self.read(work)
 
     async def purge(self, before: datetime) -> None:
         """Delete bookings and reservations older than `before`."""
-        ...
 
+        async def work(cursor: Cursor) -> None:
+            await cursor.execute("DELETE FROM budget_spent WHERE bucket < ?", (bucket_number(before),))
+            await cursor.execute("DELETE FROM budget_total WHERE at < ?", (before.timestamp(),))
+            await cursor.execute("DELETE FROM budget_reserved WHERE at < ?", (before.timestamp(),))
 
-class MemoryLedger:
-    """Keeps spending in memory, for one process. It does not survive the process."""
-
-    def __init__(self) -> None:
-        self._buckets: dict[str, dict[int, Spend]] = {}
-        #: Total and time, by account and run.
-        self._totals: dict[tuple[str, str], tuple[Spend, datetime]] = {}
-        self._reserved: dict[tuple[str, str], tuple[Spend, datetime]] = {}
-
-    async def open(self) -> None:
-        return
-
-    async def close(self) -> None:
-        return
-
-    async def reserve(self, run_id: str, reservations: Sequence[Reservation], now: datetime) -> Shortage | None:
-        reservations = [
-            exclude_counted_run(each, self._totals.get((each.account, run_id), (NO_SPEND, now))[0])
-            for each in reservations
-        ]
-        for each in reservations:
-            taken = await self.spent(each.account, now - each.window)
-            for (account, other), (spend, at) in self._reserved.items():
-                if account == each.account and other != run_id and at >= now - each.window:
-                    taken = taken + spend
-            shortage = find_shortage(each, taken)
-            if shortage is not None:
-                return shortage
-        for each in reservations:
-            self._reserved[each.account, run_id] = each.estimate, now
-        return None
-
-    async def commit(
-        self, run_id: str, accounts: Collection[str], total: Spend, now: datetime, *, already_booked: Spend = NO_SPEND
-    ) -> None:
-        for account in accounts:
-            before = self._totals.get((account, run_id), (NO_SPEND, now))[0].elementwise_max(already_booked)
-            buckets = self._buckets.setdefault(account, {})
-            number = bucket_number(now)
-            buckets[number] = buckets.get(number, NO_SPEND) + total.since(before)
-            self._totals[account, run_id] = total.elementwise_max(before), now
-            self._reserved.pop((account, run_id), None)
-
-    async def spent(self, account: str, since: datetime) -> Spend:
-        first = bucket_number(since)
-        buckets = self._buckets.get(account, {})
-        return sum((spend for number, spend in buckets.items() if number >= first), NO_SPEND)
-
-    async def accounts(self, since: datetime) -> Mapping[str, Spend]:
-        first = bucket_number(since)
-        recent = [account for account, buckets in self._buckets.items() if max(buckets, default=-1) >= first]
-        return {account: await self.spent(account, since) for account in recent}
-
-    async def purge(self, before: datetime) -> None:
-        first = bucket_number(before)
-        for account, buckets in self._buckets.items():
-            self._buckets[account] = {number: spend for number, spend in buckets.items() if number >= first}
-        self._totals = {key: entry for key, entry in self._totals.items() if entry[1] >= before}
-        self._reserved = {key: entry for key, entry in self._reserved.items() if entry[1] >= before}
+        await self.transaction(work)
 
 
 def bucket_number(at: datetime) -> int:
@@ -180,3 +182,35 @@ def find_shortage(reservation: Reservation, taken: Spend) -> Shortage | None:
         if full:
             return Shortage(account=reservation.account, unit=unit, spent=spent, limit=limit)
     return None
+
+
+async def _sum_spent(cursor: Cursor, account: str, since: datetime) -> Spend:
+    sql = f"SELECT {_SPEND_SUMS} FROM budget_spent WHERE account = ? AND bucket >= ?"
+    return _parse_spend(await cursor.execute(sql, (account, bucket_number(since))))
+
+
+async def _sum_reserved(cursor: Cursor, account: str, run_id: str, since: datetime) -> Spend:
+    sql = f"SELECT {_SPEND_SUMS} FROM budget_reserved WHERE account = ? AND run_id <> ? AND at >= ?"
+    return _parse_spend(await cursor.execute(sql, (account, run_id, since.timestamp())))
+
+
+async def _load_total(cursor: Cursor, account: str, run_id: str) -> Spend:
+    sql = "SELECT tokens, cost_usd, runs, seconds FROM budget_total WHERE account = ? AND run_id = ?"
+    return _parse_spend(await cursor.execute(sql, (account, run_id)))
+
+
+async def _upsert(cursor: Cursor, table: str, account: str, run_id: str, spend: Spend, now: datetime) -> None:
+    sql = f"""
+        INSERT INTO {table} VALUES (?, ?, ?, ?, ?, ?, ?)
+        ON CONFLICT (account, run_id) DO UPDATE SET tokens = excluded.tokens, cost_usd = excluded.cost_usd,
+            runs = excluded.runs, seconds = excluded.seconds, at = excluded.at
+    """
+    await cursor.execute(sql, (account, run_id, *spend.as_tuple(), now.timestamp()))
+
+
+def _parse_spend(rows: Sequence[Sequence[object]]) -> Spend:
+    if not rows:
+        return NO_SPEND
+    # PostgreSQL returns the sum of integers as a decimal.
+    tokens, cost_usd, runs, seconds = (float(str(value)) for value in rows[0])
+    return Spend(tokens=int(tokens), cost_usd=cost_usd, runs=int(runs), seconds=seconds)

@@ -1,22 +1,32 @@
 """The repository of definitions: saves versions, and reads and writes them as Markdown."""
 
+import asyncio
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
 
-from holdfast.batteries.definitions.store import (
+from holdfast.batteries.definitions.versions import (
     ALL_READERS,
-    DefinitionStore,
     DefinitionsUnavailable,
     MalformedDefinition,
     Version,
+    VersionTable,
 )
-from holdfast.clock import Clock
-from holdfast.core.agents.agent import Agent
+from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.core.agents.agent import Agent, ModelTiers
+from holdfast.core.agents.tool import Tool
+from holdfast.core.errors import DefinitionError
 from holdfast.core.run.info import RunInfo
-from holdfast.db.tables import TablesError
+from holdfast.db.tables import Tables, TablesError
+
+log: logging.Logger = logging.getLogger("holdfast.definitions")
+
+#: How often definitions that other processes have saved are read.
+_REFRESH_INTERVAL = timedelta(seconds=30)
 
 
 class Definition(Protocol):
@@ -39,13 +49,36 @@ D = TypeVar("D", bound=Definition)
 
 
 class DefinitionRepository(ABC, Generic[D]):
-    """Stores, lists and shares definitions of one kind."""
+    """Stores, lists and shares definitions of one kind. An App finds the agent of each by its name, `OWNER/NAME`."""
 
-    def __init__(self, kind: type[D], store: DefinitionStore, clock: Clock) -> None:
-        self._kind, self._store, self._clock = kind, store, clock
-        self._open = False
+    #: Names the kind of definition in the tables and in messages.
+    kind: ClassVar[str]
+    #: Raised if no agent can be built.
+    error: ClassVar[type[DefinitionError]]
+    definition_type: type[D]
+
+    def __init__(
+        self,
+        tiers: ModelTiers,
+        tools: Iterable[Tool] = (),
+        *,
+        tables: Tables | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """Create a repository.
+
+        Args:
+            tiers: the model of each model tier.
+            tools: the tools that definitions may name.
+            tables: keep the definitions. Default: in the store of the App, shared by all its processes.
+        """
+        self.tables, self._clock = tables, clock
+        self._tiers, self._tools = tiers, {tool.name: tool for tool in tools}
+        self._versions = VersionTable(self.kind, tables)
         #: The newest version of each definition that this process has saved or read.
         self._cache: dict[tuple[str, str], tuple[Version, D]] = {}
+        self._sources: dict[str, DefinitionSource[D]] = {}
+        self._refresher: asyncio.Task[None] | None = None
 
     @abstractmethod
     def build_agent(self, definition: D) -> Agent:
@@ -55,6 +88,33 @@ class DefinitionRepository(ABC, Generic[D]):
             DefinitionError: it names a tool or a model tier that does not exist.
         """
 
+    @property
+    def agents(self) -> Mapping[str, "DefinitionSource[D]"]:
+        """The agents of all definitions that this process has saved or read, by name."""
+        return self._sources
+
+    async def open(self, tables: Tables) -> None:
+        """Read all definitions: in `tables`, unless the repository was given others. Read them again every 30 s."""
+        if self._refresher is None:
+            self._refresher = asyncio.get_running_loop().create_task(self._refresh_periodically())
+        await self._versions.open(tables)
+        await self.newest()
+
+    async def close(self) -> None:
+        """Close the tables. May be called again."""
+        if self._refresher is not None:
+            self._refresher.cancel()
+            self._refresher = None
+        await self._versions.close()
+
+    async def _refresh_periodically(self) -> None:
+        while True:
+            await self._clock.sleep(_REFRESH_INTERVAL)
+            try:
+                await self.newest()
+            except TablesError as exc:
+                log.warning("the %ss could not be read, will retry: %s", self.kind, exc)
+
     async def save(self, definition: D) -> int:
         """Store a new version and return its number. New runs use it; existing runs keep the version they have.
 
@@ -62,75 +122,79 @@ class DefinitionRepository(ABC, Generic[D]):
             HoldfastError: no agent can be built from it. Nothing was stored.
         """
         self.build_agent(definition)
-        store = await self._ensure_open()
         body = msgspec.json.encode(definition)
-        version = await store.save(definition.owner, definition.name, body, self._clock.now())
+        version = await self._versions.save(definition.owner, definition.name, body, self._clock.now())
         self.cache_version(version)
         return version.number
 
     async def get(self, owner: str, name: str, version: int | None = None) -> D:
         """Return that version, or the newest."""
-        stored = await (await self._ensure_open()).get(owner, name, version)
+        stored = await self._versions.get(owner, name, version)
         return self.cache_version(stored) if version is None else self.decode(stored)
 
     async def newest(self, reader: str | None = None) -> Sequence[D]:
         """Return the newest version of each definition; with a reader, only of those it owns or may read."""
-        return [self.cache_version(version) for version in await (await self._ensure_open()).newest(reader)]
+        return [self.cache_version(version) for version in await self._versions.newest(reader)]
 
     async def history(self, owner: str, name: str) -> Sequence[Version]:
         """Return every version, oldest first."""
-        return await (await self._ensure_open()).history(owner, name)
+        return await self._versions.history(owner, name)
 
     async def share(self, owner: str, name: str, reader: str = ALL_READERS) -> None:
         """Share a definition with another owner, or with all."""
-        await (await self._ensure_open()).share(owner, name, reader)
+        await self._versions.share(owner, name, reader)
 
     async def remove(self, owner: str, name: str) -> None:
         """Delete all versions. Runs that use one of them can no longer be resumed."""
-        await (await self._ensure_open()).remove(owner, name)
+        await self._versions.remove(owner, name)
 
-    async def close(self) -> None:
-        """Close the store. May be called again."""
-        if self._open:
-            self._open = False
-            await self._store.close()
+    async def source(self, owner: str, name: str) -> "DefinitionSource[D]":
+        """Return the newest version as an agent."""
+        await self.get(owner, name)
+        return self._sources[f"{owner}/{name}"]
+
+    def find_tools(self, definition: D, names: Sequence[str]) -> list[Tool]:
+        """Return the tools of these names.
+
+        Raises:
+            DefinitionError: there is none of this name.
+        """
+        unknown = [name for name in names if name not in self._tools]
+        if unknown:
+            known = ", ".join(sorted(self._tools)) or "none"
+            raise self.error(
+                f"{self.kind} {definition.owner}/{definition.name} names unknown tools {unknown}: known are {known}"
+            )
+        return [self._tools[name] for name in names]
 
     def decode(self, version: Version) -> D:
         """Return the definition in a version."""
-        return msgspec.json.decode(version.body, type=self._kind)
+        return msgspec.json.decode(version.body, type=self.definition_type)
 
     def cache_version(self, version: Version) -> D:
         """Return the definition in a version. New runs use it if no newer one is cached."""
         definition, key = self.decode(version), (version.owner, version.name)
         if key not in self._cache or self._cache[key][0].number < version.number:
             self._cache[key] = version, definition
+        if (name := f"{version.owner}/{version.name}") not in self._sources:
+            self._sources[name] = DefinitionSource(self, *key)
         return definition
 
     def get_cached(self, owner: str, name: str) -> tuple[Version, D]:
         """Return the newest version that this process has saved or read."""
         return self._cache[owner, name]
 
-    async def _get_newest(self, owner: str, name: str) -> Version:
-        return await (await self._ensure_open()).get(owner, name)
-
-    async def _ensure_open(self) -> DefinitionStore:
-        if not self._open:
-            await self._store.open()
-            self._open = True
-        return self._store
-
 
 class DefinitionSource(Generic[D]):
     """An App's agent that is built from a definition.
 
     A new run uses the newest version that the repository has saved or read, a resumed run the version it started
-    with. `get`, `newest` and `source` read versions that another process has saved.
+    with.
     """
 
-    def __init__(self, repository: DefinitionRepository[D], newest: Version) -> None:
-        repository.cache_version(newest)
-        self._repository, self._owner, self._name = repository, newest.owner, newest.name
-        self.name: str = f"{newest.owner}/{newest.name}"
+    def __init__(self, repository: DefinitionRepository[D], owner: str, name: str) -> None:
+        self._repository, self._owner, self._name = repository, owner, name
+        self.name: str = f"{owner}/{name}"
 
     @property
     def definition(self) -> D:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 
-from holdfast.batteries.rate_limits.windows import MemoryWindows, RateLimit, RateLimitsUnavailable, Window, Windows
+from holdfast.batteries.rate_limits.windows import RateLimit, RateLimitsUnavailable, Window, WindowTable
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.core.ports import RatePermit
 from holdfast.core.run.info import RunInfo
 from holdfast.core.validation import check_type
-from holdfast.db.tables import TablesError
+from holdfast.db.tables import Tables, TablesError
 
 log = logging.getLogger("holdfast.limits")
 
@@ -64,7 +64,7 @@ class RateLimits:
         tokens_per_minute: int | None = None,
         models: Mapping[str, RateLimit] | None = None,
         key: GetKey | None = None,
-        windows: Windows | None = None,
+        tables: Tables | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Create limits. Without any, only a `Retry-After` of the provider is respected.
@@ -74,7 +74,7 @@ class RateLimits:
             tokens_per_minute: likewise.
             models: the limits of a model, by its name or by the key that `key` returns.
             key: for models that share their limits: returns the key that a call counts against.
-            windows: counts the calls. Default: in memory, for this process only.
+            tables: keep the counts. Default: in the store of the App, shared by all its processes.
 
         Raises:
             RateLimitError: a limit is no positive number.
@@ -84,13 +84,17 @@ class RateLimits:
         for name, limit in (models or {}).items():
             check_type(f"the limit of {name}", limit, RateLimit)
         self._models, self._key, self._clock = dict(models or {}), key, clock
-        self._windows = windows or MemoryWindows()
-        self._open = False
+        self.tables = tables
+        self._windows = WindowTable(tables)
         #: Not written yet, in order.
         self._changes: list[_Change] = []
         self._writer: asyncio.Task[None] | None = None
         #: By key: the calls of this process that wait, each with the time at which it will ask again and its tokens.
         self._planned: dict[str, list[tuple[datetime, int]]] = {}
+
+    async def open(self, tables: Tables) -> None:
+        """Open the counts: in `tables`, unless the limits were given others."""
+        await self._windows.open(tables)
 
     async def acquire(self, info: RunInfo, model: str, tokens: int) -> RatePermit | datetime | None:
         """Return a permit for one call, or the time at which to ask again.
@@ -123,12 +127,10 @@ class RateLimits:
         self._enqueue(_Pause(permit.key, delay))
 
     async def close(self) -> None:
-        """Write what is not written yet, and close the database. May be called again."""
+        """Write what is not written yet, and close the tables. May be called again."""
         if self._writer is not None:
             await self._writer
-        if self._open:
-            self._open = False
-            await self._windows.close()
+        await self._windows.close()
 
     def _get_limit(self, key: str) -> RateLimit:
         return self._models.get(key, self._default)
@@ -151,10 +153,8 @@ class RateLimits:
 
     async def _write(self, batch: Sequence[_Change]) -> None:
         try:
-            if not self._open:
-                await self._windows.open()
-                self._open = True
-            answers = await self._windows.update({each.key for each in batch}, partial(self._apply, batch))
+            keys = {each.key for each in batch}
+            answers = await self._windows.update(keys, partial(self._apply, batch), self._clock.now())
         except TablesError as exc:
             log.warning("the provider limits could not be written: %s", exc)
             _refuse(batch, exc)

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from holdfast.core.errors import RunInterrupted
-from holdfast.db.tables import Cursor, Schema, Tables, TablesError
+from holdfast.db.tables import BatteryTables, Cursor, Schema, Tables, TablesError
 from holdfast.root_error import HoldfastError
 
 
@@ -74,6 +74,11 @@ class Window(msgspec.Struct):
     #: No call begins earlier. Seconds since the epoch.
     paused_until: float = 0.0
 
+    @property
+    def expires_at(self) -> float:
+        """When it no longer counts anything, in seconds since the epoch."""
+        return max(self.paused_until, max(self.buckets, default=0) + WINDOW_S + 1.0)
+
     def forget_before(self, now: datetime) -> None:
         """Remove calls that no longer count."""
         first = math.floor(now.timestamp()) - WINDOW_S
@@ -127,18 +132,32 @@ _T = TypeVar("_T")
 
 SCHEMA = Schema(
     name="rate_limits",
-    migrations=[["CREATE TABLE provider_window (key TEXT PRIMARY KEY, state TEXT NOT NULL)"]],
+    migrations=[
+        [
+            "CREATE TABLE rate_window (key TEXT PRIMARY KEY, state TEXT NOT NULL, "
+            "expires_at DOUBLE PRECISION NOT NULL)",
+            "CREATE INDEX rate_window_expires ON rate_window (expires_at)",
+        ]
+    ],
+)
+
+_UPSERT = (
+    "INSERT INTO rate_window VALUES (?, ?, ?) "
+    "ON CONFLICT (key) DO UPDATE SET state = excluded.state, expires_at = excluded.expires_at"
 )
 
 
-class Windows(Protocol):
-    """Keeps one window for each key. Atomic across tasks and, if durable, across processes."""
+class WindowTable(BatteryTables):
+    """Keeps one window for each key. Atomic across tasks and processes. Windows that count nothing are deleted."""
 
-    async def open(self) -> None: ...
+    schema = SCHEMA
 
-    async def close(self) -> None: ...
+    def __init__(self, tables: Tables | None = None) -> None:
+        super().__init__(tables)
+        #: When it next deletes windows that count nothing.
+        self._purge_at = datetime.min.replace(tzinfo=UTC)
 
-    async def update(self, keys: Collection[str], change: Callable[[Mapping[str, Window]], _T]) -> _T:
+    async def update(self, keys: Collection[str], change: Callable[[Mapping[str, Window]], _T], now: datetime) -> _T:
         """Keep what `change` does to the windows of `keys`, and return its result.
 
         `change` may be called again after a conflict, with windows that were read anew.
@@ -146,41 +165,6 @@ class Windows(Protocol):
         Raises:
             TablesError: nothing was changed.
         """
-        ...
-
-
-class MemoryWindows:
-    """Keeps windows in memory, for one process. They do not survive the process."""
-
-    def __init__(self) -> None:
-        self._windows: dict[str, Window] = {}
-
-    async def open(self) -> None:
-        return
-
-    async def close(self) -> None:
-        return
-
-    async def update(self, keys: Collection[str], change: Callable[[Mapping[str, Window]], _T]) -> _T:
-        return change({key: self._windows.setdefault(key, Window()) for key in keys})
-
-
-class WindowTable:
-    """Keeps windows in a database that any number of processes may share."""
-
-    def __init__(self, tables: Tables) -> None:
-        self._tables = tables
-
-    async def open(self) -> None:
-        """Create or migrate the tables."""
-        await self._tables.open(SCHEMA)
-
-    async def close(self) -> None:
-        """Close the database connection."""
-        await self._tables.close()
-
-    async def update(self, keys: Collection[str], change: Callable[[Mapping[str, Window]], _T]) -> _T:
-        """Read, change and write the windows in one transaction."""
 
         async def work(cursor: Cursor) -> _T:
             stored = {key: await _load(cursor, key) for key in keys}
@@ -189,18 +173,20 @@ class WindowTable:
             for key, window in windows.items():
                 state = msgspec.json.encode(window).decode()
                 if state != stored[key]:
-                    await cursor.execute(
-                        "INSERT INTO provider_window VALUES (?, ?) "
-                        "ON CONFLICT (key) DO UPDATE SET state = excluded.state",
-                        (key, state),
-                    )
+                    await cursor.execute(_UPSERT, (key, state, window.expires_at))
+            if now >= self._purge_at:
+                # A minute later than needed: the clock of another process may be slow.
+                await cursor.execute("DELETE FROM rate_window WHERE expires_at < ?", (now.timestamp() - WINDOW_S,))
             return result
 
-        return await self._tables.transaction(work, lock=[f"rate_limits {key}" for key in keys])
+        result = await self.transaction(work, lock=[f"rate_limits {key}" for key in keys])
+        if now >= self._purge_at:
+            self._purge_at = now + timedelta(seconds=WINDOW_S)
+        return result
 
 
 async def _load(cursor: Cursor, key: str) -> str:
-    rows = await cursor.execute("SELECT state FROM provider_window WHERE key = ?", (key,))
+    rows = await cursor.execute("SELECT state FROM rate_window WHERE key = ?", (key,))
     return str(rows[0][0]) if rows else "{}"
 
 
@@ -208,4 +194,4 @@ def _decode(key: str, state: str) -> Window:
     try:
         return msgspec.json.decode(state, type=Window)
     except msgspec.MsgspecError as exc:
-        raise TablesError(f"the window of {key} cannot be read, delete its row in provider_window: {exc}") from exc
+        raise TablesError(f"the window of {key} cannot be read, delete its row in rate_window: {exc}") from exc

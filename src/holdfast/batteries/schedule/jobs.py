@@ -1,15 +1,15 @@
-"""Jobs, the times at which they fire, the store protocol, and the store in memory."""
+"""Cron jobs and their table."""
 
 import hashlib
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from operator import attrgetter
-from typing import Literal, Protocol
+from typing import Any, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
+from holdfast.db.tables import BatteryTables, Cursor, Schema
 from holdfast.root_error import HoldfastError
 
 
@@ -93,12 +93,25 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return f"schedule:{readable}:{digest}:{fire.astimezone(UTC):%Y%m%dT%H%M%SZ}"
 
 
-class JobStore(Protocol):
-    """Keeps jobs by name."""
+SCHEMA = Schema(
+    name="schedule",
+    migrations=[
+        [
+            "CREATE TABLE schedule_job (name TEXT PRIMARY KEY, agent TEXT NOT NULL, prompt TEXT NOT NULL, "
+            "cron TEXT NOT NULL, timezone TEXT NOT NULL, missed TEXT NOT NULL, caller_id TEXT NOT NULL, "
+            "next_at BIGINT NOT NULL)",
+            "CREATE INDEX schedule_job_next ON schedule_job (next_at)",
+        ]
+    ],
+)
 
-    async def open(self) -> None: ...
+_SELECT_JOBS = "SELECT name, agent, prompt, cron, timezone, missed, caller_id, next_at FROM schedule_job"
 
-    async def close(self) -> None: ...
+
+class JobTable(BatteryTables):
+    """Keeps jobs by name. Any number of processes may share it."""
+
+    schema = SCHEMA
 
     async def add(self, job: Job) -> None:
         """Add a job.
@@ -106,7 +119,19 @@ class JobStore(Protocol):
         Raises:
             JobExists: there is one with this name.
         """
-        ...
+        added = await self._write(
+            "INSERT INTO schedule_job VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO NOTHING RETURNING name",
+            job.name,
+            job.agent,
+            job.prompt,
+            job.cron,
+            job.timezone,
+            job.missed,
+            job.caller_id,
+            _to_epoch_seconds(job.next_at),
+        )
+        if not added:
+            raise JobExists(job.name)
 
     async def get(self, name: str) -> Job:
         """Return the job with this name.
@@ -114,11 +139,14 @@ class JobStore(Protocol):
         Raises:
             JobNotFound: there is none.
         """
-        ...
+        jobs = await self._select("WHERE name = ?", name)
+        if not jobs:
+            raise JobNotFound(name)
+        return jobs[0]
 
     async def jobs(self) -> Sequence[Job]:
         """Return all jobs, ordered by name."""
-        ...
+        return await self._select("ORDER BY name")
 
     async def remove(self, name: str) -> None:
         """Delete a job.
@@ -126,51 +154,47 @@ class JobStore(Protocol):
         Raises:
             JobNotFound: there is none.
         """
-        ...
+        if not await self._write("DELETE FROM schedule_job WHERE name = ? RETURNING name", name):
+            raise JobNotFound(name)
 
     async def due(self, now: datetime) -> Sequence[Job]:
         """Return the jobs with `next_at` at or before `now`, oldest first."""
-        ...
+        return await self._select("WHERE next_at <= ? ORDER BY next_at", _to_epoch_seconds(now))
 
     async def advance(self, job: Job, upcoming: datetime) -> bool:
         """Set the job's next fire. Returns False and changes nothing if the job changed since `job` was read."""
-        ...
+        return await self._write(
+            "UPDATE schedule_job SET next_at = ? WHERE name = ? AND next_at = ? RETURNING name",
+            _to_epoch_seconds(upcoming),
+            job.name,
+            _to_epoch_seconds(job.next_at),
+        )
+
+    async def _select(self, clauses: str, *parameters: Any) -> list[Job]:
+        return [_parse_job(row) for row in await self.select(f"{_SELECT_JOBS} {clauses}", *parameters)]
+
+    async def _write(self, sql: str, *parameters: Any) -> bool:
+        """Run one statement. Returns whether it changed a row."""
+
+        async def work(cursor: Cursor) -> bool:
+            return bool(await cursor.execute(sql, parameters))
+
+        return await self.transaction(work)
 
 
-class MemoryJobs:
-    """Keeps jobs in memory, for one process. They do not survive the process."""
+def _to_epoch_seconds(at: datetime) -> int:
+    return int(at.timestamp())
 
-    def __init__(self) -> None:
-        self._jobs: dict[str, Job] = {}
 
-    async def open(self) -> None:
-        return
-
-    async def close(self) -> None:
-        return
-
-    async def add(self, job: Job) -> None:
-        if job.name in self._jobs:
-            raise JobExists(job.name)
-        self._jobs[job.name] = job
-
-    async def get(self, name: str) -> Job:
-        if name not in self._jobs:
-            raise JobNotFound(name)
-        return self._jobs[name]
-
-    async def jobs(self) -> Sequence[Job]:
-        return [self._jobs[name] for name in sorted(self._jobs)]
-
-    async def remove(self, name: str) -> None:
-        await self.get(name)
-        del self._jobs[name]
-
-    async def due(self, now: datetime) -> Sequence[Job]:
-        return sorted((job for job in self._jobs.values() if job.next_at <= now), key=attrgetter("next_at"))
-
-    async def advance(self, job: Job, upcoming: datetime) -> bool:
-        if self._jobs.get(job.name) != job:
-            return False
-        self._jobs[job.name] = msgspec.structs.replace(job, next_at=upcoming)
-        return True
+def _parse_job(row: Sequence[Any]) -> Job:
+    name, agent, prompt, cron, timezone, missed, caller_id, next_at = row
+    return Job(
+        name=name,
+        agent=agent,
+        prompt=prompt,
+        cron=cron,
+        timezone=timezone,
+        missed=missed,
+        caller_id=caller_id,
+        next_at=datetime.fromtimestamp(next_at, UTC),
+    )

@@ -66,7 +66,8 @@ class ScheduleRunner(Generic[J]):
     async def _find_due(self, now: datetime) -> list[J]:
         try:
             return list(await self._due(now))
-        except Exception as exc:  # the host's code may raise anything; the next pass tries again
+        except (Exception, asyncio.CancelledError) as exc:  # the host's code may raise anything; the next pass retries
+            _raise_own_cancel(exc)
             log.error("could not list the due jobs: %s", exc, exc_info=exc)
             return []
 
@@ -81,7 +82,8 @@ class ScheduleRunner(Generic[J]):
         try:
             await self._run(job)
             await self._mark(job, upcoming)
-        except Exception as exc:  # the host's code may raise anything; the job stays due
+        except (Exception, asyncio.CancelledError) as exc:  # the host's code may raise anything; the job stays due
+            _raise_own_cancel(exc)
             log.error("job %s failed and stays due: %s", job, exc, exc_info=exc)
             result.failed.append(job)
             return
@@ -108,3 +110,10 @@ class ScheduleRunner(Generic[J]):
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
+
+
+def _raise_own_cancel(exc: BaseException) -> None:
+    """Raise `exc` if it cancels this task. A job that was cancelled elsewhere ends no pass and no loop."""
+    task = asyncio.current_task()
+    if isinstance(exc, asyncio.CancelledError) and task is not None and task.cancelling():
+        raise exc

@@ -1,15 +1,16 @@
 """The schedule: cron jobs that submit runs, once per fire in a whole fleet."""
 
 import secrets
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Container, Sequence
 from datetime import datetime, timedelta
 from typing import Protocol
 
 import msgspec
 
-from holdfast.batteries.schedule.jobs import MISFIRE_GRACE_TIME, Job, JobStore, MemoryJobs, Missed, cron_next
+from holdfast.batteries.schedule.jobs import MISFIRE_GRACE_TIME, Job, JobTable, Missed, ScheduleError, cron_next
 from holdfast.batteries.schedule.runner import Pass, ScheduleRunner
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.db.tables import Tables
 
 
 class Submit(Protocol):
@@ -31,21 +32,30 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Schedule:
-    """Cron jobs for an App. Every process of a fleet may run the same schedule: each fire submits one run."""
+    """Cron jobs of an App, in its store. Every process of a fleet may have the same schedule: each fire is one run."""
 
-    def __init__(self, submit: Submit, *, jobs: JobStore | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
-        """Create a schedule.
+    def __init__(self, *, tables: Tables | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Create a schedule. `App(agents, schedule=Schedule())` submits its runs.
 
         Args:
-            submit: queues the runs, such as `app.submit`.
-            jobs: keeps the jobs. Default: in memory, for this process only.
+            tables: keep the jobs. Default: in the store of the App, shared by all its processes.
         """
-        self._submit, self._clock = submit, clock
-        self._jobs = jobs or MemoryJobs()
-        self._open = False
+        self.tables, self._clock = tables, clock
+        self._jobs = JobTable(tables)
+        self._submit: Submit | None = None
+        #: `None`: all agents.
+        self._agents: Container[str] | None = None
         self._runner: ScheduleRunner[Fire] = ScheduleRunner(
             due=self._due, run=self._run, mark=self._mark, next=self._next, clock=clock
         )
+
+    def bind(self, submit: Submit, agents: Container[str] | None = None) -> None:
+        """Submit runs with `submit`, of these agents. The jobs of other agents are left to other processes."""
+        self._submit, self._agents = submit, agents
+
+    async def open(self, tables: Tables) -> None:
+        """Open the jobs: in `tables`, unless the schedule was given others."""
+        await self._jobs.open(tables)
 
     async def add(
         self,
@@ -74,20 +84,20 @@ class Schedule:
             caller_id=caller_id,
             next_at=cron_next(cron, timezone, self._clock.now()),
         )
-        await (await self._ensure_open()).add(job)
+        await self._jobs.add(job)
         return job
 
     async def remove(self, name: str) -> None:
         """Delete a job. Runs that it submitted continue."""
-        await (await self._ensure_open()).remove(name)
+        await self._jobs.remove(name)
 
     async def jobs(self) -> Sequence[Job]:
         """Return all jobs, ordered by name."""
-        return await (await self._ensure_open()).jobs()
+        return await self._jobs.jobs()
 
     async def upcoming(self, name: str, count: int = 1) -> Sequence[datetime]:
         """Return the next `count` fires of a job."""
-        job = await (await self._ensure_open()).get(name)
+        job = await self._jobs.get(name)
         fires = [job.next_at]
         while len(fires) < count:
             fires.append(cron_next(job.cron, job.timezone, fires[-1]))
@@ -95,7 +105,7 @@ class Schedule:
 
     async def run_now(self, name: str) -> str:
         """Submit an extra run of the job now. Returns the run's id, which is new at each call."""
-        job = await (await self._ensure_open()).get(name)
+        job = await self._jobs.get(name)
         return await self._submit_run(job, f"{job.run_id(self._clock.now())}:now:{secrets.token_hex(4)}")
 
     async def tick(self) -> Pass[Fire]:
@@ -107,20 +117,14 @@ class Schedule:
         await self._runner.loop(poll_interval)
 
     async def close(self) -> None:
-        """Close the job store. May be called again."""
-        if self._open:
-            self._open = False
-            await self._jobs.close()
-
-    async def _ensure_open(self) -> JobStore:
-        if not self._open:
-            await self._jobs.open()
-            self._open = True
-        return self._jobs
+        """Close the jobs. May be called again."""
+        await self._jobs.close()
 
     async def _due(self, now: datetime) -> list[Fire]:
         fires = []
-        for job in await (await self._ensure_open()).due(now):
+        for job in await self._jobs.due(now):
+            if self._agents is not None and job.agent not in self._agents:
+                continue
             late = now - job.next_at > MISFIRE_GRACE_TIME
             fires.append(Fire(job=job, at=job.next_at, skipped=late and job.missed == "none"))
         return fires
@@ -135,8 +139,10 @@ class Schedule:
             await self._submit_run(fire.job, fire.job.run_id(fire.at))
 
     async def _submit_run(self, job: Job, run_id: str) -> str:
+        if self._submit is None:
+            raise ScheduleError("the schedule submits nothing: give it to an App, App(agents, schedule=schedule)")
         return await self._submit(job.agent, job.prompt, run_id=run_id, caller_id=job.caller_id)
 
     async def _mark(self, fire: Fire, upcoming: datetime) -> None:
         # False if another process advanced the job first: it submitted a run with the same id.
-        await (await self._ensure_open()).advance(fire.job, upcoming)
+        await self._jobs.advance(fire.job, upcoming)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.opening import make_store, open_client, resolve_store_url
+from holdfast.cli.opening import open_client
 from holdfast.cli.options import JsonOption, StoreOption
-from holdfast.cli.output import Output, UsageError, print_diagnostic, print_json
+from holdfast.cli.output import CommandError, Output, UsageError, print_diagnostic, print_json
 from holdfast.core.run.info import RunInfo
 
 if TYPE_CHECKING:
@@ -158,18 +158,19 @@ SCHEDULE_COMMANDS: dict[str, Callable[..., None]] = {
 
 @asynccontextmanager
 async def _open_schedule(store_url: str, *, create: bool = False) -> AsyncIterator["Schedule"]:
-    """Open the schedule in the database of the store."""
-    from holdfast.batteries.schedule import JobTable, Schedule
-    from holdfast.db.urls import tables_from_url
+    """Open the schedule in the store."""
+    from holdfast.batteries.schedule import Schedule
 
-    make_store(store_url, create=True)
-    jobs = JobTable(tables_from_url(resolve_store_url(store_url)))
-    async with open_client(store_url, create=create) as (client, _):
+    async with open_client(store_url, create=create) as (client, store):
+        if not store.durable:
+            raise CommandError("jobs in a store in memory end with this command: name a sqlite: or postgresql: store")
 
         async def submit(agent: str, prompt: str, *, run_id: str, caller_id: str) -> str:
             return await client.submit(RunInfo(run_id=run_id, agent_name=agent, caller_id=caller_id, prompt=prompt))
 
-        schedule = Schedule(submit, jobs=jobs)
+        schedule = Schedule()
+        schedule.bind(submit)
+        await schedule.open(store.tables())
         try:
             yield schedule
         finally:

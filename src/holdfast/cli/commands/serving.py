@@ -8,7 +8,7 @@ import resource
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
@@ -17,17 +17,15 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 
 from holdfast.app import App
-from holdfast.batteries.schedule import JobTable, Schedule
+from holdfast.batteries.schedule import Schedule
 from holdfast.cli.listeners import JsonEventPrinter, ProgressDisplay, ProgressListener
 from holdfast.cli.loading import build_app, load_object
-from holdfast.cli.opening import make_store, resolve_store_url
+from holdfast.cli.opening import make_store
 from holdfast.cli.options import CodeArgument, CodeStoreOption, JsonOption, QuietOption, StoreOption
 from holdfast.cli.output import CommandError, UsageError, print_diagnostic
 from holdfast.cli.run_session import report_force_quit, run_app
 from holdfast.config import WorkerSettings
 from holdfast.core.log import LIFECYCLE_LOG
-from holdfast.db.tables import TablesError
-from holdfast.db.urls import tables_from_url
 from holdfast.runtime.status_server import CONTENT_TYPE, StatusResponse, StatusServer
 
 if TYPE_CHECKING:
@@ -129,34 +127,21 @@ def ui(
         import uvicorn  # noqa: F401
     except ModuleNotFoundError as exc:
         raise CommandError('the web UI needs its extra: pip install "holdfast[web]"') from exc
-    url: str | None = resolve_store_url(store)
     if target:
-        found = load_object(target)
-        app = build_app(found, target, store=store, create=False)
-        if isinstance(found, App) and not store:
-            url = found.store_url
+        app = build_app(load_object(target), target, store=store, create=False)
     else:
         app = App([], make_store(store), worker=WorkerSettings(take_runs=False, handle_signals=False))
-    asyncio.run(serve_ui(app, port, make_schedule(app, url)))
+    asyncio.run(serve_ui(app if app.has_schedule else app.replace(schedule=Schedule()), port))
 
 
-def make_schedule(app: App, url: str | None) -> Schedule | None:
-    """Return the schedule in the database of the store; `None` if it has none."""
-    with suppress(TablesError):  # such as a store in memory
-        return Schedule(app.submit, jobs=JobTable(tables_from_url(url))) if url else None
-    return None
-
-
-async def serve_ui(
-    app: App, port: int, schedule: Schedule | None, beside: Callable[[App], Awaitable[None]] | None = None
-) -> None:
-    """Serve the page of `app` on this machine until a signal arrives. `beside` runs meanwhile. Closes the schedule."""
+async def serve_ui(app: App, port: int, beside: Callable[[App], Awaitable[None]] | None = None) -> None:
+    """Serve the page of `app` on this machine until a signal arrives. `beside` runs meanwhile."""
     from holdfast.web.security import LinkLogin
     from holdfast.web.server import serve_locally
     from holdfast.web.ui import make_ui
 
     login = LinkLogin()
-    async with app, serve_locally(make_ui(app, login=login, schedule=schedule), port) as url:
+    async with app, serve_locally(make_ui(app, login=login), port) as url:
         print(url + login.path, flush=True)
         print_diagnostic("open this link; stop with Ctrl-C")
         task = asyncio.ensure_future(beside(app)) if beside is not None else None
@@ -166,8 +151,6 @@ async def serve_ui(
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-            if schedule is not None:
-                await schedule.close()
 
 
 async def wait_for_signal() -> None:

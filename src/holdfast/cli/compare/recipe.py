@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.batteries.definitions.repository import from_markdown
-from holdfast.batteries.definitions.store import MalformedDefinition
+from holdfast.batteries.definitions.versions import MalformedDefinition
 from holdfast.cli.compare.criteria import Criterion
 from holdfast.root_error import HoldfastError
 

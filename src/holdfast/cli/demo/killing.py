@@ -19,7 +19,7 @@ import typer
 from holdfast.app import App
 from holdfast.checkpoint.codec import Progress, decode
 from holdfast.checkpoint.record import StoredRun
-from holdfast.cli.commands.serving import make_schedule, serve_ui
+from holdfast.cli.commands.serving import serve_ui
 from holdfast.cli.demo.invoices import (
     AGENT_NAME,
     BATCH_SIZE,
@@ -327,11 +327,9 @@ def demo(
 
 async def _serve_fleet(store: str) -> None:
     app = build_fleet(store)
-    schedule = make_schedule(app, store)
 
     async def work(app: App) -> None:
-        assert schedule is not None, "a SQLite store has one"
-        await add_jobs(schedule)
-        await asyncio.gather(keep_submitting(app), schedule.loop())
+        await add_jobs(app.schedule)
+        await keep_submitting(app)
 
-    await serve_ui(app, 0, schedule, work)
+    await serve_ui(app, 0, work)

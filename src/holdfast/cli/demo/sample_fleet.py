@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from holdfast.app import App
-from holdfast.batteries.budget import Budget, Limit, TablesLedger
+from holdfast.batteries.budget import Budget, Limit
 from holdfast.batteries.schedule import Schedule, ScheduleError
 from holdfast.config import WorkerSettings
 from holdfast.core.agents.agent import Agent, Phase
@@ -18,7 +18,6 @@ from holdfast.core.agents.tool_context import emit_text
 from holdfast.core.agents.waiting_tools import ask_person, sleep
 from holdfast.core.run.messages import Message, Reply, ToolCall, ToolResult, Usage
 from holdfast.core.run.waiting import ApprovalRequest
-from holdfast.db.urls import tables_from_url
 from holdfast.root_error import HoldfastError
 
 #: Seconds that a scripted model takes for a reply.
@@ -41,9 +40,9 @@ def build_fleet(store: str) -> App:
         budget=Budget(
             Limit(cost_usd=2.0, window=timedelta(days=1)),
             Limit(tokens=400_000, cost_usd=10.0, per="all", window=timedelta(days=1)),
-            ledger=TablesLedger(tables_from_url(store)),
         ),
-        extra_tools=AgentToolProvider([agents[1]], allowed=lambda info: ["photo_check"]),
+        tools=[AgentToolProvider([agents[1]], allowed=lambda info: ["photo_check"])],
+        schedule=Schedule(),
     )
 
 

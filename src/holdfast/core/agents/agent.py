@@ -207,6 +207,14 @@ class AgentSource(Protocol[OutputT_co]):
         ...
 
 
+@runtime_checkable
+class AgentRepository(Protocol):
+    """Agents that are stored instead of written in code. An App finds those that it knows now, by name."""
+
+    @property
+    def agents(self) -> Mapping[str, AgentSource]: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """The definition of one conversation."""

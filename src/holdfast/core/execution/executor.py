@@ -17,7 +17,7 @@ from holdfast.core.execution.lifecycle import StoredResult, execute, finalize, r
 from holdfast.core.execution.native_loop import NATIVE_LOOP
 from holdfast.core.execution.shutdown import Drain, install_signal_handlers
 from holdfast.core.metrics import RunMetrics
-from holdfast.core.ports import Ports, Resumption
+from holdfast.core.ports import Closeable, Ports, Resumption
 from holdfast.core.run.info import RunInfo, RunOptions
 from holdfast.core.run.prompt import Prompt
 from holdfast.core.run.result import Result
@@ -246,12 +246,17 @@ class Executor:
         await asyncio.shield(self._shutdown_task)
 
     async def _drain(self, timeout: timedelta) -> None:
-        clock, checkpoints = self._services.clock, self._services.ports.checkpoints
+        clock, ports = self._services.clock, self._services.ports
         drain = Drain(self._runs, self._idle, self._services.threads, clock)
         await drain.finish(timeout)
-        if checkpoints is not None:
-            close = functools.partial(checkpoints.close, keep_claims=True) if drain.gave_up else checkpoints.close
-            await close_with_timeout("the store", close, clock)
+        # Before the store: they may keep their last rows in it.
+        closed_first: tuple[object, ...] = (ports.audit, ports.budget, ports.rate_limiter)
+        for port in closed_first:
+            if isinstance(port, Closeable):
+                await close_with_timeout(type(port).__name__, port.close, clock)
+        if ports.checkpoints is not None:
+            close = functools.partial(ports.checkpoints.close, keep_claims=True)
+            await close_with_timeout("the store", close if drain.gave_up else ports.checkpoints.close, clock)
 
     def shutdown_on_signals(self, timeout: timedelta | None = None) -> None:
         """Shut down on SIGTERM and SIGINT. A second signal has the effect it had before this call."""

@@ -24,6 +24,7 @@ from holdfast.core.run.info import AgentDetails, RunInfo
 from holdfast.core.run.messages import NATIVE_CODEC, Message, Reply, Usage
 from holdfast.core.run.run_events import Event, ReplyAdded, ToolCalled, ToolReturned
 from holdfast.core.run.state import RunState
+from holdfast.db.tables import Tables, UsesTables
 from holdfast.testing.crash.injection import CrashInjector
 from holdfast.testing.crash.recording import (
     EventLog,
@@ -250,10 +251,27 @@ class RecordingListener:
             await self._inner.on_error(info, error)
 
 
-class RecordingAudit:
+class TableUserProxy:
+    """Opens and closes the port that a subclass wraps, as an App does."""
+
+    def __init__(self, inner: object) -> None:
+        self._user = inner if isinstance(inner, UsesTables) else None
+        self.tables = self._user.tables if self._user is not None else None
+
+    async def open(self, tables: Tables) -> None:
+        if self._user is not None:
+            await self._user.open(tables)
+
+    async def close(self) -> None:
+        if self._user is not None:
+            await self._user.close()
+
+
+class RecordingAudit(TableUserProxy):
     """Logs the effects of tools that another loop called."""
 
     def __init__(self, event_log: EventLog, other_loops: OtherLoops, inner: Audit | None) -> None:
+        super().__init__(inner)
         self._event_log, self._other_loops, self._inner = event_log, other_loops, inner
 
     def begin(self, info: RunInfo, state: RunState) -> Recorder:
@@ -290,10 +308,11 @@ class RecordingRecorder:
             self._inner.close(status, usage, error)
 
 
-class RecordingBudget:
+class RecordingBudget(TableUserProxy):
     """Logs the usage of runs."""
 
     def __init__(self, event_log: EventLog, inner: Budget | None) -> None:
+        super().__init__(inner)
         self._event_log, self._inner = event_log, inner
 
     async def check(self, info: RunInfo, state: RunState) -> None:
@@ -308,10 +327,11 @@ class RecordingBudget:
             await self._inner.commit(info, state)
 
 
-class InstrumentedToolProvider:
+class InstrumentedToolProvider(TableUserProxy):
     """Instruments the tools of another provider."""
 
     def __init__(self, inner: ToolProvider, instrumentation: Instrumentation) -> None:
+        super().__init__(inner)
         self._inner, self._instrumentation = inner, instrumentation
 
     async def tools(self, info: RunInfo) -> Sequence[Tool]:

@@ -203,8 +203,7 @@ async def _build_app(
     options: dict[str, Any] = (
         dict(await _resolve_factory(import_object(config.options))) if config.options is not None else {}
     )
-    if options.get("extra_tools") is not None:
-        options["extra_tools"] = InstrumentedToolProvider(options["extra_tools"], instrumentation)
+    options["tools"] = [InstrumentedToolProvider(each, instrumentation) for each in options.get("tools", ())]
     options["listener"] = RecordingListener(
         config.run_id, get_loop(agents[0]), event_log, instrumentation, other_loops, options.get("listener")
     )

@@ -181,11 +181,17 @@ async def open_table(tables: Tables, name: str) -> None:
 
 
 async def insert_row(tables: Tables, name: str, body: str) -> None:
-    await tables.transaction(lambda cursor: cursor.execute(f"INSERT INTO suite_{name} VALUES (?)", (body,)))
+    async def work(cursor: Cursor) -> None:
+        await cursor.execute(f"INSERT INTO suite_{name} VALUES (?)", (body,))
+
+    await tables.transaction(work)
 
 
 async def read_rows(tables: Tables, name: str) -> Sequence[tuple[Any, ...]]:
-    return await tables.read(lambda cursor: cursor.execute(f"SELECT body FROM suite_{name}"))
+    async def work(cursor: Cursor) -> Sequence[tuple[Any, ...]]:
+        return await cursor.execute(f"SELECT body FROM suite_{name}")
+
+    return await tables.read(work)
 
 
 @pytest.mark.asyncio

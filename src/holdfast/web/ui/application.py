@@ -11,7 +11,6 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope as ConnectionScope
 
 from holdfast.app import App
-from holdfast.batteries.schedule import Schedule
 from holdfast.web.auth import Authorize, Scope
 from holdfast.web.errors import NotAuthenticated, RequestError
 from holdfast.web.security import LinkLogin, WebApplication
@@ -27,7 +26,6 @@ def make_ui(
     *,
     authorize: Authorize | None = None,
     login: LinkLogin | None = None,
-    schedule: Schedule | None = None,
 ) -> Starlette:
     """Return the page of an App as an ASGI application, which may be mounted under any path.
 
@@ -37,13 +35,12 @@ def make_ui(
         authorize: returns the sender of a request, or `None`. Without it only clients of a Unix socket are
             served.
         login: exchanges the token of a link for a cookie. `holdfast ui` uses it.
-        schedule: the Fleet page shows its jobs.
 
     Raises:
         DefinitionError: the App has no store.
     """
 
-    site = Site(app, login.authorize if login is not None else authorize, schedule)
+    site = Site(app, login.authorize if login is not None else authorize)
     routes: list[BaseRoute] = [
         Route(path, make_endpoint(site, handler, scope), methods=[method]) for method, path, handler, scope in _ROUTES
     ]

@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from holdfast.app import App
-from holdfast.batteries.schedule import Schedule
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore
@@ -67,12 +66,12 @@ _TITLES = {401: "Not signed in", 403: "Not permitted", 404: "Not found", 409: "N
 
 
 class Site:
-    """The App, its store, its schedule and the templates."""
+    """The App, its store and the templates."""
 
-    def __init__(self, app: App, authorize: Authorize | None, schedule: Schedule | None) -> None:
+    def __init__(self, app: App, authorize: Authorize | None) -> None:
         if app.store is None:
             raise DefinitionError("this App has no store, so there are no runs to show: give it one")
-        self.app, self.authorize, self.schedule = app, authorize, schedule
+        self.app, self.authorize = app, authorize
         self.store: RunStore = app.store
         self._templates = make_environment()
         self._version = metadata.version("holdfast")

@@ -13,7 +13,7 @@ from starlette.responses import RedirectResponse, Response
 
 from holdfast.app import App
 from holdfast.batteries.budget import Account, Budget
-from holdfast.batteries.schedule import Job, JobNotFound, Schedule, ScheduleError
+from holdfast.batteries.schedule import Job, JobNotFound, ScheduleError
 from holdfast.checkpoint.claims import this_process
 from holdfast.checkpoint.fleet import list_workers
 from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus
@@ -83,10 +83,10 @@ class Batteries(msgspec.Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
-async def read_batteries(app: App, schedule: Schedule | None, principal: Principal) -> Batteries:
+async def read_batteries(app: App, principal: Principal) -> Batteries:
     """Read the jobs of the schedule and the accounts of the budget."""
     try:
-        jobs = None if schedule is None else await _read_jobs(app, schedule, principal)
+        jobs = await _read_jobs(app, principal) if app.has_schedule else None
         accounts = await _read_accounts(app, principal)
     except TablesError as exc:
         return Batteries(jobs=None, budgets=None, problem=f"schedules and budgets cannot be read: {type(exc).__name__}")
@@ -101,13 +101,13 @@ def can_see_job(principal: Principal, job: Job) -> bool:
     return principal.run_id is None and (principal.sees_all or job.caller_id == principal.caller_id)
 
 
-async def _read_jobs(app: App, schedule: Schedule, principal: Principal) -> list[JobRow]:
+async def _read_jobs(app: App, principal: Principal) -> list[JobRow]:
     rows: list[JobRow] = []
-    for job in await schedule.jobs():
+    for job in await app.schedule.jobs():
         if can_see_job(principal, job):
             fires: Sequence[datetime] = [job.next_at]
             with suppress(ScheduleError):  # cronsim is not installed here, or the job was just removed
-                fires = await schedule.upcoming(job.name, _FIRES)
+                fires = await app.schedule.upcoming(job.name, _FIRES)
             rows.append(JobRow(job=job, fires=fires, is_known=job.agent in app.agents))
     return rows
 
@@ -277,11 +277,11 @@ async def run_job(site: Site, request: Request) -> Response:
     """Submit an extra run of a job, and show it."""
     principal = get_principal(request)
     name = (await read_form(request)).get("job", "")
-    if site.schedule is None or not can_start(site, principal):
+    if not site.app.has_schedule or not can_start(site, principal):
         raise DefinitionError("no job can be run here: the page needs an App with agents, and its schedule")
-    if not any(job.name == name and can_see_job(principal, job) for job in await site.schedule.jobs()):
+    if not any(job.name == name and can_see_job(principal, job) for job in await site.app.schedule.jobs()):
         raise JobNotFound(name)
-    run_id = await site.schedule.run_now(name)
+    run_id = await site.app.schedule.run_now(name)
     return RedirectResponse(f"{request.scope.get('root_path', '')}/runs/{run_id}?said=started", status_code=303)
 
 
@@ -295,7 +295,7 @@ class _BatteriesReader:
 
     async def read(self) -> Batteries:
         if self._latest is None or time.monotonic() - self._read_at >= _BATTERIES_INTERVAL:
-            self._latest = await read_batteries(self._site.app, self._site.schedule, self._principal)
+            self._latest = await read_batteries(self._site.app, self._principal)
             self._read_at = time.monotonic()
         return self._latest
 

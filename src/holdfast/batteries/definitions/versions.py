@@ -1,11 +1,69 @@
-"""The definition store in SQLite or PostgreSQL."""
+"""Versions of definitions and their tables."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from holdfast.batteries.definitions.store import ALL_READERS, DefinitionNotFound, Version
-from holdfast.db.tables import Cursor, Schema, Tables
+import msgspec
+
+from holdfast.core.errors import RunInterrupted
+from holdfast.db.tables import BatteryTables, Cursor, Schema, Tables
+from holdfast.root_error import HoldfastError
+
+
+class DefinitionStoreError(HoldfastError):
+    """A stored definition could not be read or written.
+
+    What to do: The message has the database's error. The same call may be made again.
+    """
+
+
+class DefinitionNotFound(DefinitionStoreError):
+    """There is no such definition or version.
+
+    What to do: Check the name and the version, or store the definition first.
+    """
+
+    def __init__(self, kind: str, owner: str, name: str, version: int | None = None) -> None:
+        which = "" if version is None else f" version {version}"
+        super().__init__(f"no {kind} {owner}/{name}{which}: it was never saved, or it was removed")
+        self.kind = kind
+        self.owner = owner
+        self.name = name
+        self.version = version
+
+
+class DefinitionsUnavailable(DefinitionStoreError, RunInterrupted):
+    """The definitions cannot be read. The run is interrupted.
+
+    What to do: Make their database reachable: a worker resumes the run.
+    """
+
+    retry_after: timedelta = timedelta(seconds=5)
+
+
+class MalformedDefinition(DefinitionStoreError):
+    """A definition has invalid front matter, an invalid field or an invalid name.
+
+    What to do: Correct the definition as the message says, and store it again.
+    """
+
+
+#: The reader that stands for all owners.
+ALL_READERS = "*"
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    """One version of one definition. Immutable once stored."""
+
+    owner: str
+    name: str
+    #: Counts from 1. Never reused, not even after the definition was removed.
+    number: int
+    at: datetime
+    #: JSON.
+    body: bytes
+
 
 SCHEMA = Schema(
     name="definitions",
@@ -15,8 +73,6 @@ SCHEMA = Schema(
             "body TEXT NOT NULL, PRIMARY KEY (kind, owner, name, number))",
             "CREATE TABLE definition_reader (kind TEXT, owner TEXT, name TEXT, reader TEXT, "
             "PRIMARY KEY (kind, owner, name, reader))",
-        ],
-        [
             # The last number of each removed definition.
             "CREATE TABLE definition_removed (kind TEXT, owner TEXT, name TEXT, number BIGINT NOT NULL, "
             "PRIMARY KEY (kind, owner, name))",
@@ -47,22 +103,17 @@ _AND_READABLE = """
 """
 
 
-class VersionTable:
-    """A durable `DefinitionStore` that any number of processes may share."""
+class VersionTable(BatteryTables):
+    """Keeps every version of every definition of one kind. Any number of processes may share it."""
 
-    def __init__(self, tables: Tables, kind: str) -> None:
-        self._tables, self._kind = tables, kind
+    schema = SCHEMA
 
-    async def open(self) -> None:
-        """Create or migrate the tables."""
-        await self._tables.open(SCHEMA)
-
-    async def close(self) -> None:
-        """Close the database connection."""
-        await self._tables.close()
+    def __init__(self, kind: str, tables: Tables | None = None) -> None:
+        super().__init__(tables)
+        self._kind = kind
 
     async def save(self, owner: str, name: str, body: bytes, now: datetime) -> Version:
-        """Store a new version under the next number."""
+        """Store a new version under the next number. Concurrent saves get different numbers."""
 
         async def work(cursor: Cursor) -> int:
             rows = await cursor.execute(_SELECT_LAST_NUMBER, (self._kind, owner, name) * 2)
@@ -73,11 +124,15 @@ class VersionTable:
             )
             return number
 
-        number = await self._tables.transaction(work, lock=[self._lock_name(owner, name)])
+        number = await self.transaction(work, lock=[self._lock_name(owner, name)])
         return Version(owner=owner, name=name, number=number, at=now, body=body)
 
     async def get(self, owner: str, name: str, number: int | None = None) -> Version:
-        """Return that version, or the newest."""
+        """Return that version, or the newest.
+
+        Raises:
+            DefinitionNotFound: there is none.
+        """
         if number is None:
             versions = await self._select(f"{_SELECT_VERSIONS} ORDER BY number DESC LIMIT 1", self._kind, owner, name)
         else:
@@ -87,31 +142,43 @@ class VersionTable:
         return versions[0]
 
     async def newest(self, reader: str | None = None) -> Sequence[Version]:
-        """Return the newest version of each definition that `reader` may read."""
+        """Return the newest version of each definition; with a reader, only of those it owns or may read."""
         if reader is None:
             return await self._select(f"{_SELECT_NEWEST} ORDER BY owner, name", self._kind)
         sql = f"{_SELECT_NEWEST} {_AND_READABLE} ORDER BY owner, name"
         return await self._select(sql, self._kind, reader, reader, ALL_READERS)
 
     async def history(self, owner: str, name: str) -> Sequence[Version]:
-        """Return every version, oldest first."""
+        """Return every version, oldest first.
+
+        Raises:
+            DefinitionNotFound: there is none.
+        """
         versions = await self._select(f"{_SELECT_VERSIONS} ORDER BY number", self._kind, owner, name)
         if not versions:
             raise DefinitionNotFound(self._kind, owner, name)
         return versions
 
     async def share(self, owner: str, name: str, reader: str) -> None:
-        """Share a definition with `reader`."""
+        """Share a definition with `reader`, or with `ALL_READERS`.
+
+        Raises:
+            DefinitionNotFound: there is none.
+        """
         await self.get(owner, name)
 
         async def work(cursor: Cursor) -> None:
             sql = "INSERT INTO definition_reader VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
             await cursor.execute(sql, (self._kind, owner, name, reader))
 
-        await self._tables.transaction(work)
+        await self.transaction(work)
 
     async def remove(self, owner: str, name: str) -> None:
-        """Delete all versions."""
+        """Delete all versions. The next save continues their numbers.
+
+        Raises:
+            DefinitionNotFound: there is none.
+        """
         key = (self._kind, owner, name)
 
         async def work(cursor: Cursor) -> bool:
@@ -126,14 +193,11 @@ class VersionTable:
                 )
             return bool(numbers)
 
-        if not await self._tables.transaction(work, lock=[self._lock_name(owner, name)]):
+        if not await self.transaction(work, lock=[self._lock_name(owner, name)]):
             raise DefinitionNotFound(*key)
 
     async def _select(self, sql: str, *parameters: Any) -> list[Version]:
-        async def work(cursor: Cursor) -> Sequence[tuple[Any, ...]]:
-            return await cursor.execute(sql, parameters)
-
-        return [_parse_version(row) for row in await self._tables.read(work)]
+        return [_parse_version(row) for row in await self.select(sql, *parameters)]
 
     def _lock_name(self, owner: str, name: str) -> str:
         return f"{self._kind} {owner} {name}"

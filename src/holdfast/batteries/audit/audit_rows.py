@@ -1,13 +1,77 @@
-"""The audit store in SQLite or PostgreSQL."""
+"""Audit rows and their table."""
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from holdfast.batteries.audit.store import EQUALITY_FIELDS, AuditQuery, AuditRow
-from holdfast.db.tables import Cursor, Schema, Tables
+from holdfast.db.tables import BatteryTables, Cursor, Schema
+
+AuditKind = Literal["start", "step", "tool", "event", "end"]
+
+
+class AuditRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One event of one run. Immutable once written."""
+
+    at: datetime
+    kind: AuditKind
+    run_id: str
+    agent_name: str
+    caller_id: str = ""
+    parent_run_id: str | None = None
+    #: For `start`: `begun` or `resumed`. For `end`: `complete`, `fail`, `park`, `leave` (interrupted) or `abandon`.
+    status: str = ""
+    step: int = 0
+    #: Total usage of the run so far, child runs excluded.
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cost_usd: float = 0.0
+    #: Name of the tool or the event.
+    name: str = ""
+    call_id: str = ""
+    effect: str = ""
+    #: Redacted.
+    arguments: Any = None
+    failed: bool = False
+    #: Text of the error, or detail of the event. Redacted.
+    detail: str = ""
+    took_seconds: float = 0.0
+
+
+def replace_unstorable(row: AuditRow) -> AuditRow:
+    """Return the row with every value that cannot be stored replaced."""
+    return AuditRow(**{name: _make_storable(value) for name, value in msgspec.structs.asdict(row).items()})
+
+
+def _make_storable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    try:
+        msgspec.json.encode(value)
+    except Exception:  # a host's object may raise anything
+        return "(could not be stored)"
+    return value
+
+
+#: Query fields that a row has to equal, each a column of the table too.
+EQUALITY_FIELDS = ("run_id", "caller_id", "agent_name", "kind", "status")
+
+
+class AuditQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """Selects rows. A row matches if it matches every field that is set."""
+
+    run_id: str | None = None
+    #: The rows of this run and of all its descendants.
+    tree_of: str | None = None
+    caller_id: str | None = None
+    agent_name: str | None = None
+    kind: AuditKind | None = None
+    status: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    limit: int = 1000
+
 
 SCHEMA = Schema(
     name="audit",
@@ -38,19 +102,10 @@ _IN_RUN_TREE = """
 """
 
 
-class AuditTable:
-    """A durable `AuditStore` that any number of processes may share."""
+class AuditTable(BatteryTables):
+    """Keeps rows in the order in which they were added. Any number of processes may share it."""
 
-    def __init__(self, tables: Tables) -> None:
-        self._tables = tables
-
-    async def open(self) -> None:
-        """Create or migrate the table."""
-        await self._tables.open(SCHEMA)
-
-    async def close(self) -> None:
-        """Close the database connection."""
-        await self._tables.close()
+    schema = SCHEMA
 
     async def add(self, rows: Sequence[AuditRow]) -> None:
         """Write all of `rows`, or none."""
@@ -66,28 +121,24 @@ class AuditTable:
                     ),
                 )
 
-        await self._tables.transaction(work, lock=["audit"])
+        await self.transaction(work, lock=["audit"])
 
     async def query(self, query: AuditQuery) -> Sequence[AuditRow]:
         """Return the newest `query.limit` matching rows, oldest first."""
         clauses, parameters = _build_where(query)
         sql = f"SELECT body FROM audit WHERE {' AND '.join(clauses)} ORDER BY seq DESC LIMIT ?"
-
-        async def work(cursor: Cursor) -> Sequence[tuple[Any, ...]]:
-            return await cursor.execute(sql, (*parameters, query.limit))
-
-        rows = await self._tables.read(work)
+        rows = await self.select(sql, *parameters, query.limit)
         return [msgspec.json.decode(body, type=AuditRow) for (body,) in reversed(rows)]
 
     async def purge(self, before: datetime) -> int:
-        """Delete rows older than `before` in batches, so that no transaction blocks other writers for long."""
+        """Delete rows older than `before` in short transactions. Returns their number."""
         sql = "DELETE FROM audit WHERE seq IN (SELECT seq FROM audit WHERE at < ? LIMIT ?) RETURNING seq"
 
         async def work(cursor: Cursor) -> int:
             return len(await cursor.execute(sql, (before.timestamp(), _PURGE_BATCH)))
 
         purged = 0
-        while count := await self._tables.transaction(work):
+        while count := await self.transaction(work):
             purged += count
         return purged
 
