@@ -12,7 +12,7 @@ from holdfast.root_error import HoldfastError
 ELSEWHERE = {
     *("BodyTooLarge", "InvalidBody", "InvalidParameter", "PageNotFound", "ServerUnavailable", "UnsupportedMediaType"),
     *("CommandError", "CrashTestFailed", "RecipeError", "UsageError"),
-    *("ConversationIdle", "ProviderWait", "RateLimitWait", "Suspend"),
+    *("ConversationIdle", "OutageWait", "RateLimitWait", "Suspend"),
 }
 [TREE] = re.findall(r"^HoldfastError\n.*?(?=\n\n)", errors.__doc__ or "", re.DOTALL | re.MULTILINE)
 
