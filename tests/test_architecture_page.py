@@ -4,8 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from holdfast.checkpoint.record import TRANSITIONS, RunStatus
-from holdfast.core.run.result import CheckpointAction
+from holdfast.core.run.status import TRANSITIONS, AttemptEnd, RunStatus
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
@@ -31,7 +30,7 @@ def test_the_edges_of_the_diagram_are_the_transitions_of_the_code() -> None:
 
 def test_the_outcome_table_has_every_checkpoint_action() -> None:
     rows = re.findall(r"^\| [^|]+ \| `(\w+)` \|", PAGE, re.MULTILINE)
-    assert sorted(rows) == sorted(action.name.lower() for action in CheckpointAction)
+    assert sorted(rows) == sorted(end.value for end in AttemptEnd)
 
 
 def test_the_layers_are_those_of_the_import_contract() -> None:

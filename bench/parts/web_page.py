@@ -10,8 +10,9 @@ import httpx
 from tests.web.ui.journals import store_long_run
 
 from holdfast.app import App
-from holdfast.checkpoint.codec import Begin, Progress, encode
+from holdfast.checkpoint.codec import Begin, encode
 from holdfast.checkpoint.journal import Entry, EntryKind
+from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import NewRun
 from holdfast.checkpoint.store import RunStore
 from holdfast.config import WorkerSettings

@@ -396,8 +396,8 @@ class App:
         info = RunInfo.create(resolve_agent(self.agents, agent), prompt, run_id=run_id, inputs=inputs, **labels)
         if not_before is not None and (not isinstance(not_before, datetime) or not_before.tzinfo is None):
             raise DefinitionError(f"not_before is {not_before!r:.80}: give a datetime with a time zone")
-        annotations = annotate_submit(self.ports.telemetry, info)
-        return await self._client.submit(info, not_before, connection, annotations=annotations)
+        port_data = annotate_submit(self.ports.telemetry, info)
+        return await self._client.submit(info, not_before, connection, port_data=port_data)
 
     async def result(self, run_id: str, *, through_waits: bool = False) -> Result:
         """Wait for the result of a run, in whichever process it is executed. Raises as `RunClient.result`.

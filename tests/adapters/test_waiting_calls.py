@@ -4,12 +4,11 @@ import asyncio
 from datetime import timedelta
 from typing import Any
 
-import msgspec
 import pytest
 from pydantic_ai import Agent
 from tests.adapters.crash_simulator import RUN
 from tests.adapters.scripted_model import ScriptedModel, call
-from tests.adapters.test_approvals import answered, careful, outcomes, returns, waiting
+from tests.adapters.test_approvals import answered, outcomes, returns, waiting
 from tests.probe_store import ProbeStore
 from tests.scripted_model import ScriptedModel as NativeScript
 from tests.scripted_model import call as native_call
@@ -18,9 +17,7 @@ from tests.scripted_model import tool_reply
 from holdfast import Agent as NativeAgent
 from holdfast import App, ApprovalRequest, Approve, RunWaiting, Value, ask_person, current_call, sleep, tool
 from holdfast.adapters.pydantic_ai import ToolPolicy, durable
-from holdfast.checkpoint.codec import Progress, decode, encode
-from holdfast.checkpoint.journal import Append
-from holdfast.checkpoint.record import Release, RunStatus
+from holdfast.checkpoint.record import RunStatus
 from holdfast.core.run.waiting import Answer
 from holdfast.runtime.operations.mailing import NotWaiting
 from holdfast.stores.memory import MemoryStore
@@ -123,60 +120,6 @@ async def test_a_call_that_waits_for_its_child_does_not_stop_the_other_calls() -
         assert (await app.resume(RUN)).output == "thanks"
     assert done == ["delegate", "look", "delegate"]
     assert returns(script) == ["blue", "seen"]
-
-
-# -- runs of older versions --------------------------------------------------------------------------------------
-
-
-async def park_as_before(store: MemoryStore) -> None:
-    """Store the waiting run as versions before the waiting runs did: parked, with its deferred calls."""
-    claim = await store.claim(RUN, "old", statuses=frozenset({RunStatus.WAITING}))
-    progress = decode((await store.get_record(RUN)).progress, Progress)
-    waits = progress.annotations.pop("waits")
-    progress.annotations["pydantic_ai"]["deferred"] = {
-        call_id: {"kind": "approval" if wait["kind"] == "approval" else "external", "metadata": wait.get("metadata")}
-        for call_id, wait in waits.items()
-    }
-    await store.append(claim, Append(entries=(), progress=encode(progress)))
-    await store.release(claim, Release(status=RunStatus.PARKED, reason="approval: delete c2, survey c4"))
-
-
-@pytest.mark.parametrize(
-    ("answer", "text"),
-    [
-        (True, "deleted a"),
-        ({"kind": "tool-approved", "override_args": {"path": "b"}}, "deleted b"),
-        (False, "The tool call was denied."),
-        ({"kind": "tool-denied", "message": "never"}, "never"),
-        ("I would rather not", "I would rather not"),
-        (1, "The tool call was denied."),
-    ],
-)
-async def test_a_run_that_an_older_version_has_parked_is_answered_by_unpark(answer: Any, text: str) -> None:
-    batch = [call("c2", "delete", path="a"), call("c4", "survey")]
-    script, done, store = ScriptedModel(batch, "done"), list[str](), MemoryStore()
-    agent = durable(careful(script, done))
-    await waiting(agent, store)
-    await park_as_before(store)
-    async with App([agent], store, worker=False) as app:
-        await app.unpark(RUN, {"c2": answer, "c4": {"people": 12}})
-        assert (await app.resume(RUN)).output == "done"
-    assert returns(script) == [text, {"people": 12}]
-
-
-async def test_a_run_that_an_older_version_has_parked_waits_for_answers_when_it_is_unparked() -> None:
-    script, done, store = ScriptedModel([call("c2", "delete", path="a")], "done"), list[str](), MemoryStore()
-    agent = durable(careful(script, done))
-    await waiting(agent, store)
-    await park_as_before(store)
-    async with App([agent], store, worker=False) as app:
-        await app.unpark(RUN)
-        with pytest.raises(RunWaiting, match="approval of delete"):
-            await app.resume(RUN)
-        assert "deferred" not in msgspec.json.decode((await store.get_record(RUN)).progress)["notes"]["pydantic_ai"]
-        await app.answer(RUN, "c2", Approve())
-        assert (await app.resume(RUN)).output == "done"
-    assert done == ["delete a"]
 
 
 async def test_an_agent_of_the_native_loop_and_one_of_pydantic_ai_have_the_same_records() -> None:

@@ -45,7 +45,7 @@ class TestAuditTable:
         rows = [
             row("r", 0, kind="start", status="begun", caller_id="al"),
             row("r", 1, kind="tool", name="pay", call_id="c", effect="once", arguments={"a": [1, None, "é\0"]}),
-            row("r", 1, kind="end", status="fail", failed=True, detail="boom", input_tokens=5, cost_usd=0.5),
+            row("r", 1, kind="end", status="failed", failed=True, detail="boom", input_tokens=5, cost_usd=0.5),
         ]
         await store.add(rows[:2])
         await store.add(rows[2:])
@@ -55,8 +55,8 @@ class TestAuditTable:
         await store.add(
             [
                 row("one", 0, caller_id="al", agent_name="x", kind="start", status="begun"),
-                row("two", 1, caller_id="bo", agent_name="x", kind="end", status="fail"),
-                row("three", 2, caller_id="al", agent_name="y", kind="end", status="complete"),
+                row("two", 1, caller_id="bo", agent_name="x", kind="end", status="failed"),
+                row("three", 2, caller_id="al", agent_name="y", kind="end", status="done"),
             ]
         )
 
@@ -65,7 +65,7 @@ class TestAuditTable:
 
         assert await found(caller_id="al") == ["one", "three"]
         assert await found(agent_name="x") == ["one", "two"]
-        assert await found(status="fail") == ["two"]
+        assert await found(status="failed") == ["two"]
         assert await found(kind="end", caller_id="al") == ["three"]
         assert await found(run_id="one") == ["one"]
         assert await found(since=START + timedelta(hours=1)) == ["two", "three"]
@@ -106,7 +106,7 @@ async def test_a_run_is_recorded_with_its_steps_and_calls_and_no_secret() -> Non
         ("tool", "look"),
         ("step", ""),
         ("step", ""),
-        ("end", "complete"),
+        ("end", "done"),
     ]
     assert {each.caller_id for each in rows} == {"al"}
     assert rows[1].arguments == {"password": REDACTED, "number": 1}
@@ -138,7 +138,7 @@ async def test_resumes_and_failures_are_recorded() -> None:
     rows = await audit.query(AuditQuery(kind="start"))
     assert [each.status for each in rows] == ["begun", "resumed"]
     last = (await audit.query(AuditQuery(kind="end")))[-1]
-    assert (last.status, last.failed, last.detail) == ("fail", True, "ValueError: broken")
+    assert (last.status, last.failed, last.detail) == ("failed", True, "ValueError: broken")
     await audit.close()
 
 

@@ -16,7 +16,8 @@ from tests.batteries.battery_process import ADDED, STEPS, TOKENS
 from holdfast.batteries.audit import AuditQuery, AuditRow, AuditTable
 from holdfast.batteries.budget import Budget, Limit, Spend
 from holdfast.batteries.schedule import Job, JobTable, Schedule
-from holdfast.checkpoint.codec import Progress, decode
+from holdfast.checkpoint.codec import decode
+from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import RunRecord
 from holdfast.db.urls import tables_from_url
 from holdfast.stores import store_from_url
@@ -134,7 +135,7 @@ def test_the_rows_of_a_killed_process_are_there_up_to_its_last_step(database_url
         assert process.wait(60) == 0
     *more, answer, end = [summarize(row) for row in asyncio.run(load_audit_rows(database_url))[7:]]
     assert more == expected_rows([rows[0]] * len(more), 4, resumed=True)
-    assert (answer, end) == (("step", STEPS), ("end", "complete"))
+    assert (answer, end) == (("step", STEPS), ("end", "done"))
 
 
 def test_a_kill_at_any_moment_leaves_complete_rows_without_a_gap(database_url: str) -> None:

@@ -10,18 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.checkpoint.codec import (
-    FORMAT_VERSION,
-    Begin,
-    Progress,
-    RecordedResult,
-    decode,
-    decode_run,
-    encode,
-    encode_begin,
-)
+from holdfast.checkpoint.codec import FORMAT_VERSION, Begin, RecordedResult, decode, decode_run, encode, encode_begin
 from holdfast.checkpoint.errors import RecordDecodeError, RunDamaged, UnknownVersion
 from holdfast.checkpoint.journal import Entry, EntryKind
+from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import RunRecord, RunStatus, StoredRun
 from holdfast.core.errors import PayloadError
 from holdfast.core.run.info import RunInfo
@@ -50,9 +42,9 @@ def message(text: str) -> tuple[EntryKind, bytes]:
     return EntryKind.MESSAGE, NATIVE_CODEC.encode(User(text))
 
 
-def result(call: str, iteration: int = 0) -> tuple[EntryKind, bytes]:
+def result(call: str, steps: int = 0) -> tuple[EntryKind, bytes]:
     body = NATIVE_CODEC.encode(ToolResult(call_id=call, tool="t", content=call))
-    return EntryKind.RESULT, encode(RecordedResult(call=call, steps=iteration, message=msgspec.Raw(body)))
+    return EntryKind.RESULT, encode(RecordedResult(call=call, steps=steps, message=msgspec.Raw(body)))
 
 
 @pytest.mark.parametrize(
@@ -104,9 +96,9 @@ def test_a_journal_is_read_as_it_was_told() -> None:
             message("first phase"),
             (EntryKind.PHASE, encode(PhaseOutput(name="plan", output={"n": 1}, steps=1, elapsed=timedelta(1)))),
             message("go"),
-            result("c1", iteration=3),
-            result("c2", iteration=3),
-            result("c3", iteration=3),
+            result("c1", steps=3),
+            result("c2", steps=3),
+            result("c3", steps=3),
             (EntryKind.ADOPT, encode(["c2", "c1"])),
             progress=encode(Progress(steps=3, own_usage=Usage(requests=3), elapsed=timedelta(seconds=5))),
         ),
@@ -126,7 +118,7 @@ def test_a_journal_is_read_as_it_was_told() -> None:
 
 def test_results_of_a_finished_step_are_not_taken_for_those_of_the_next() -> None:
     """A loop may put results into the conversation in a form of its own; a model may use an id again."""
-    journal = stored(begin(), result("c1", iteration=0), message("c1 said so"), progress=encode(Progress(steps=1)))
+    journal = stored(begin(), result("c1", steps=0), message("c1 said so"), progress=encode(Progress(steps=1)))
     assert decode_run(journal, NATIVE_CODEC).state.results == {}
 
 

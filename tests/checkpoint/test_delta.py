@@ -68,12 +68,12 @@ async def test_a_save_of_nothing_new_is_no_write(harness: CheckpointerHarness) -
     assert len(harness.store.writes) == 1
 
 
-async def test_a_note_of_a_port_is_reason_enough_for_a_write(harness: CheckpointerHarness) -> None:
+async def test_data_of_a_port_is_reason_enough_for_a_write(harness: CheckpointerHarness) -> None:
     handle = harness.make_checkpointer()
     await handle.save(harness.state)
-    harness.state.annotations["critic"] = {"extended": True}
+    harness.state.set_port_data("critic", {"extended": True})
     await handle.save(harness.state)
-    assert decode_run(await harness.inner.load("r"), NATIVE_CODEC).state.annotations == {"critic": {"extended": True}}
+    assert decode_run(await harness.inner.load("r"), NATIVE_CODEC).state.port_data == {"critic": {"extended": True}}
 
 
 async def test_a_recorded_result_is_written_once_and_only_named_when_it_enters_the_conversation(

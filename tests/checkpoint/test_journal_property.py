@@ -29,7 +29,7 @@ from holdfast.core.errors import PayloadError
 from holdfast.core.ports import Checkpointer
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import NATIVE_CODEC, Reply, ToolCall, ToolResult, Usage, User
-from holdfast.core.run.state import RunState
+from holdfast.core.run.state import RetryState, RunState
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.manual_clock import ManualClock
 
@@ -51,11 +51,13 @@ def snapshot(state: RunState) -> Any:
             "results": dict(state.results),
             "phases": list(state.phases),
             "phase": state.phase,
-            "iteration": state.steps,
+            "steps": state.steps,
             "own_usage": state.own_usage,
             "child_usage": state.child_usage,
             "elapsed": state.elapsed,
-            "notes": state.annotations,
+            "port_data": dict(state.port_data),
+            "loop_data": state.loop_data,
+            "retry": state.retry,
         }
     )
 
@@ -78,7 +80,7 @@ class Journal(RuleBasedStateMachine):
         self.lives = 0
         self.register()
         self.state = RunState()
-        #: The ends of steps, by iteration; several where the conversation was put in other words after it.
+        #: The ends of steps, by step count; several where the conversation was put in other words after it.
         self.ends: dict[int, list[Any]] = {}
         info = RunInfo(run_id="r", agent_name="a", prompt="go")
         self.handle: Checkpointer = StoreCheckpointer(self.store, info, "w", settings=self.settings, clock=self.clock)
@@ -165,8 +167,16 @@ class Journal(RuleBasedStateMachine):
         self.end_in_other_words()
 
     @rule(name=TEXTS, value=VALUES)
-    def a_port_takes_a_note(self, name: str, value: Any) -> None:
-        self.state.annotations = {**self.state.annotations, name: value}
+    def a_port_keeps_data(self, name: str, value: Any) -> None:
+        self.state.set_port_data(name, value)
+
+    @rule(value=VALUES)
+    def the_loop_keeps_data(self, value: Any) -> None:
+        self.state.loop_data = value
+
+    @rule(count=st.integers(0, 9), error=TEXTS)
+    def a_call_is_retried(self, count: int, error: str) -> None:
+        self.state.retry = RetryState(count=count, error=error)
 
     @rule(seconds=st.integers(0, 20))
     def time_passes(self, seconds: int) -> None:

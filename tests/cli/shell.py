@@ -24,7 +24,6 @@ from tests.fork_server import ForkServer
 
 import holdfast
 from holdfast.cli.opening import open_store
-from holdfast.runtime.reading.run_views import present_status
 
 MODULES = Path(__file__).parent / "modules"
 #: The folder of the holdfast that the tests themselves import, wherever that is installed.
@@ -88,7 +87,7 @@ class Shell:
 
         async def look() -> dict[str, str]:
             async with open_store(f"sqlite:{self.folder / 'runs.db'}") as store:
-                return {record.run_id: present_status(record) async for record in store.list_runs()}
+                return {record.run_id: record.current_status async for record in store.list_runs()}
 
         return asyncio.run(look())
 

@@ -202,7 +202,7 @@ def test_show_prints_who_decided_what(shell: Shell) -> None:
     # It waited, and then ended, in two processes; pydantic-ai's runs have attempts like any others.
     start = next(at for at, line in enumerate(lines) if line.startswith("ATTEMPT"))
     assert [(line.split()[0], line.split()[-1]) for line in lines[start + 1 : start + 3]] == [
-        ("1", "waited"),
+        ("1", "waiting"),
         ("2", "done"),
     ]
 

@@ -169,7 +169,7 @@ async def test_a_poisoned_run_logs_that_it_is_parked(caplog: pytest.LogCaptureFi
 async def test_a_turn_of_a_conversation_is_logged_by_its_outcome(caplog: pytest.LogCaptureFixture) -> None:
     async with App([Agent(name="a", model=ScriptedModel("hello", "again"))], "memory:") as app:
         await app.conversation("a", "ann").send("hi")
-    assert [event for (event,) in fields(caplog, "event")] == ["started", "turn_done"]
+    assert [event for (event,) in fields(caplog, "event")] == ["started", "done"]
 
 
 async def test_a_retry_has_its_data_in_fields(caplog: pytest.LogCaptureFixture) -> None:

@@ -48,7 +48,7 @@ async def test_every_port_is_asked_as_promised_over_a_whole_run() -> None:
         "audit.tool extra pure fine",
         "audit.step 2 2",
         "audit.step 3 3",
-        "audit.close complete 3 no error",
+        "audit.close done 3 no error",
     ]
     assert everything.get_calls("budget") == [
         "budget.check 0",  # before the run
@@ -87,7 +87,7 @@ async def test_a_failed_run_is_told_to_all_who_have_to_know() -> None:
     with pytest.raises(ValueError, match="broken"):
         await SimulatedHost(ports=everything.ports).executor.run(agent, "go")
     assert "audit.tool work once failed" in everything.calls
-    assert everything.get_calls("audit")[-1] == "audit.close fail 1 ValueError"
+    assert everything.get_calls("audit")[-1] == "audit.close failed 1 ValueError"
     assert everything.get_calls("listener")[-1] == "listener.error ValueError"
     assert everything.get_calls("budget")[-1] == "budget.commit 1 1"
     assert everything.get_calls("listener.output") == []
@@ -112,7 +112,7 @@ async def test_a_resumed_run_says_so() -> None:
     agent = Agent(name="a", model=ScriptedModel(tool_reply(call("1", "work")), Shutdown("x")), tools=[work])
     with pytest.raises(Shutdown):
         await host.executor.run(agent, "go", run_id="r")
-    assert first.get_calls("audit")[-1] == "audit.close leave 1 Shutdown"
+    assert first.get_calls("audit")[-1] == "audit.close interrupted 1 Shutdown"
     await SimulatedHost(host.inner, ports=second.ports).resume(three_steps(), "r")
     assert second.get_calls("audit")[:2] == ["audit.begin r", "audit.start resumed"]
     assert second.get_calls("listener")[0] == "listener.event status 1"

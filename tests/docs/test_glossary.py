@@ -5,7 +5,7 @@ from pathlib import Path
 
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core.agents.calls import Effect
-from holdfast.core.run.result import CheckpointAction
+from holdfast.core.run.status import AttemptEnd
 
 PAGE = (Path(__file__).parents[2] / "docs" / "glossary.md").read_text()
 MEANINGS = dict(re.findall(r"^\| ([\w ,-]+) \| (.+) \|$", PAGE, re.MULTILINE))
@@ -26,4 +26,4 @@ def test_the_effects_are_those_of_tools() -> None:
 
 
 def test_the_checkpoint_actions_are_those_of_the_kernel() -> None:
-    assert _code_words(MEANINGS["checkpoint action"]) == sorted(action.name.lower() for action in CheckpointAction)
+    assert _code_words(MEANINGS["end of an attempt"]) == sorted(end.value for end in AttemptEnd)

@@ -58,7 +58,7 @@ async def test_queued_and_awaited_runs_share_the_limit_of_their_key() -> None:
         gate.open.set()
         assert (await awaited).output == (await other).output == "done"
         assert [(await app.result(run_id)).output for run_id in submitted] == ["done", "done"]
-        assert [attempt.ended for attempt in (await app.get("awaited")).attempts] == ["done"]
+        assert [attempt.end for attempt in (await app.get("awaited")).attempts] == ["done"]
     assert gate.most <= 3
 
 

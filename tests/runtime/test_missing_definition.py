@@ -8,7 +8,7 @@ from tests.scripted_model import ScriptedModel
 from holdfast import Agent, App
 from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.core.errors import DefinitionError, MissingDefinition
-from holdfast.core.execution.lifecycle import BUILD_FAILURES_KEY, MAX_BUILD_FAILURES
+from holdfast.core.execution.lifecycle import MAX_BUILD_FAILURES
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import Message, Reply
 from holdfast.stores.memory import MemoryStore
@@ -83,7 +83,7 @@ async def test_an_attempt_that_builds_the_agent_clears_the_count() -> None:
             persona.missing = False
             record = await host.try_again()
             assert record.status is RunStatus.INTERRUPTED
-            assert BUILD_FAILURES_KEY.encode() not in record.progress
+            assert b"build_failures" not in record.progress
 
 
 async def test_a_worker_without_the_agent_leaves_the_run_alone() -> None:

@@ -122,7 +122,7 @@ async def test_the_api_serves_metrics_to_those_who_see_all_runs() -> None:
     text = responses["ops"].text
     assert responses["ops"].headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     found = parse(text)
-    assert found[key("holdfast_attempts_total", agent="a", outcome="complete")] == 1
+    assert found[key("holdfast_attempts_total", agent="a", end="done")] == 1
     assert found[key("holdfast_runs", agent="a", status="done")] == 1
     assert found[key("holdfast_tokens_total", agent="a", type="input")] == 10
     assert found[key("holdfast_cost_usd_total", agent="a")] == 0.5

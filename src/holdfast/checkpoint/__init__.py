@@ -6,10 +6,11 @@ from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore
 from holdfast.core.errors import Shutdown
 from holdfast.core.ports import Checkpointer, CheckpointerFactory, Resumption
-from holdfast.core.run.result import classify_error
 from holdfast.core.run.state import RunState
+from holdfast.core.run.status import AttemptEnd, classify_error
 
 __all__ = [
+    "AttemptEnd",
     "Checkpointer",
     "CheckpointerFactory",
     "NullCheckpointer",

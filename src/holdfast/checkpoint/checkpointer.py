@@ -7,11 +7,11 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Protocol, Unpack
 
-from holdfast.checkpoint.attempts import AttemptLog
 from holdfast.checkpoint.claims import Claim, backoff
-from holdfast.checkpoint.codec import Outcome, Progress, decode, encode
+from holdfast.checkpoint.codec import Outcome, decode, encode
 from holdfast.checkpoint.delta import Watermark, is_rewritten
 from holdfast.checkpoint.errors import UnreadMail
+from holdfast.checkpoint.progress import AttemptLog, Progress
 from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.checkpoint.run_writer import ReleaseOptions, RunWriter
 from holdfast.checkpoint.store import RunStore

@@ -1,81 +1,25 @@
 """Entries and drafts as JSON, with a version, and the reader that decodes a journal."""
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.checkpoint.attempts import StoredAttempt
 from holdfast.checkpoint.errors import RecordDecodeError, RunDamaged, UnknownVersion
 from holdfast.checkpoint.journal import Entry, EntryKind
+from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import StoredRun
 from holdfast.core.errors import PayloadError
 from holdfast.core.json_value import to_json_value
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import NO_USAGE, MessageCodec, Usage
-from holdfast.core.run.state import History, PhaseOutput, RunState, StepEnd, StepTimes
+from holdfast.core.run.state import History, PhaseOutput, RunState, StepTimes
 from holdfast.core.run.turns import TurnInput, TurnRecord
+from holdfast.core.run.waiting import Decision
 
 #: The format of the entry bodies. Increased when an older holdfast could not read the new one.
 FORMAT_VERSION = 1
-
-
-class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Progress of a run. Stored beside the journal, replaced by every write, shown in listings."""
-
-    steps: int = msgspec.field(default=0, name="iteration")
-    own_usage: Usage = NO_USAGE
-    child_usage: Usage = NO_USAGE
-    elapsed: timedelta = timedelta(0)
-    #: Number of finished phases, and the name of the current one.
-    phases: int = 0
-    phase: str = ""
-    annotations: dict[str, Any] = msgspec.field(default_factory=dict, name="notes")
-    #: Of a conversation: the number of turns that have ended, the present turn, and by message id the first entry of
-    #: the newest turns.
-    turns: int = 0
-    turn: TurnInput | None = None
-    recent_turns: dict[str, int] = {}
-    #: The newest attempts to execute the run, the present one included. Not in the progress of a `STEP` entry.
-    attempts: tuple[StoredAttempt, ...] = ()
-
-    @property
-    def usage(self) -> Usage:
-        return self.own_usage + self.child_usage
-
-    @classmethod
-    def from_state(cls, state: RunState) -> "Progress":
-        return cls(
-            steps=state.steps,
-            own_usage=state.own_usage,
-            child_usage=state.child_usage,
-            elapsed=state.elapsed,
-            phases=len(state.phases),
-            phase=state.phase,
-            annotations=_to_json_annotations(state.annotations),
-            turns=len(state.turns),
-            turn=state.turn,
-        )
-
-    def at_step_end(self, end: StepEnd) -> "Progress":
-        """Return the progress as of `end`: the run may have continued since."""
-        if (
-            end.own_usage is self.own_usage
-            and end.child_usage is self.child_usage
-            and end.annotations == self.annotations
-        ):
-            return self
-        return msgspec.structs.replace(
-            self,
-            own_usage=end.own_usage,
-            child_usage=end.child_usage,
-            annotations=_to_json_annotations(end.annotations),
-        )
-
-
-def _to_json_annotations(annotations: dict[str, Any]) -> dict[str, Any]:
-    return to_json_value(annotations, "an annotation") if annotations else {}
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
@@ -83,7 +27,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tr
 
     at: datetime
     progress: Progress
-    #: Not in journals of versions that did not measure them.
+    #: About the calls of the step that waited, by call id.
+    decisions: dict[str, Decision] = {}
     times: StepTimes | None = None
 
 
@@ -101,7 +46,7 @@ class RecordedResult(msgspec.Struct, frozen=True, kw_only=True):
 
     call: str
     #: Step count when recorded. Results from an earlier step are ignored on load.
-    steps: int = msgspec.field(name="iteration")
+    steps: int
     message: msgspec.Raw
 
 
@@ -282,7 +227,12 @@ def make_state(codec: MessageCodec, progress: Progress, messages: list[Any], tur
         own_usage=progress.own_usage,
         child_usage=progress.child_usage,
         elapsed=progress.elapsed,
-        annotations=progress.annotations,
+        calls=progress.calls,
+        retry=progress.retry,
+        faults=progress.faults,
+        nudges=progress.nudges,
+        port_data=progress.port_data,
+        loop_data=progress.loop_data,
         turns=turns,
         turn=progress.turn,
     )

@@ -1,5 +1,6 @@
 """What is new in a run since its last save, turns included."""
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
@@ -7,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from holdfast.checkpoint.attempts import StoredAttempt
-from holdfast.checkpoint.codec import JournalReader, Progress, RecordedResult, Step, decode, encode, encode_begin
+from holdfast.checkpoint.codec import JournalReader, RecordedResult, Step, decode, encode, encode_begin
 from holdfast.checkpoint.journal import Entry, EntryKind
+from holdfast.checkpoint.progress import AttemptRecord, Progress
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import MessageCodec
-from holdfast.core.run.state import History, RunState, StepEnd
+from holdfast.core.run.state import History, RunState
 from holdfast.core.run.turns import TurnInput, TurnRecord
 
 #: The number of ended turns whose place in the journal the progress keeps.
@@ -149,8 +150,14 @@ class Watermark(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     #: Saved results that are not in the history yet, by call id. Several calls may share one object.
     results: Mapping[str, Any] = _EMPTY
-    annotations: Mapping[str, Any] = _EMPTY
+    #: The parts of the state that are only in the progress, compared by identity.
+    data: tuple[Any, ...] = ()
     turns: StoredTurns = NO_TURNS
+
+
+def _list_data(state: RunState) -> tuple[Any, ...]:
+    """Return the parts of the state that are replaced when they change, and are only in the progress."""
+    return state.calls, state.retry, state.faults, state.nudges, state.port_data, state.loop_data
 
 
 def make_watermark(state: RunState, next_seq: int, size: int, turns: StoredTurns = NO_TURNS) -> Watermark:
@@ -165,7 +172,7 @@ def make_watermark(state: RunState, next_seq: int, size: int, turns: StoredTurns
         phases=len(state.phases),
         steps=state.steps,
         results=dict(state.results) if state.results else _EMPTY,
-        annotations=dict(state.annotations) if state.annotations else _EMPTY,
+        data=_list_data(state),
         turns=turns,
     )
 
@@ -181,7 +188,7 @@ def is_rewritten(watermark: Watermark, state: RunState) -> bool:
 class Delta:
     """The entries that bring the store from a watermark to the current state, and the next watermark."""
 
-    __slots__ = ("consumed", "entries", "next_watermark", "note_count", "progress", "rewrite", "step_finished")
+    __slots__ = ("consumed", "entries", "event_count", "next_watermark", "progress", "rewrite", "step_finished")
 
     def __init__(
         self,
@@ -189,7 +196,7 @@ class Delta:
         state: RunState,
         info: RunInfo,
         now: datetime,
-        attempts: tuple[StoredAttempt, ...],
+        attempts: tuple[AttemptRecord, ...],
     ) -> None:
         history = state.history
         same_history = history is watermark.history
@@ -212,21 +219,20 @@ class Delta:
         later = start + len(messages) - history.finished_count if self.step_finished else 0
         # A finished phase drops its recorded results.
         saved = since.results if same_history else _EMPTY
-        self.note_count: int = len(state.notes)
-        if state.notes:
-            bodies += [(EntryKind.NOTE, body) for before, body in state.notes if before <= start]
+        self.event_count: int = len(state.recorded_events)
+        if state.recorded_events:
+            bodies += [(EntryKind.EVENT, body) for before, body in state.recorded_events if before <= start]
         if saved and messages:
             bodies += _encode_messages(saved, since.steps, state, messages[: len(messages) - later])
             messages = messages[len(messages) - later :]
         for message in messages:
             bodies.append((_MESSAGE, state.codec.encode(message)))
-        progress = Progress.from_state(state)
         recent = dict(turns.stored.recent) if turns is not None else {}
-        self.progress: bytes = _encode(msgspec.structs.replace(progress, recent_turns=recent, attempts=attempts))
+        self.progress: bytes = _encode(Progress.from_state(state, recent, attempts))
         if self.step_finished:
-            bodies.insert(len(bodies) - later, (_STEP, _encode_step(progress, state.step_end, now)))
-        if state.notes:
-            bodies += [(EntryKind.NOTE, body) for before, body in state.notes if before > start]
+            bodies.insert(len(bodies) - later, (_STEP, _encode_step(state, now)))
+        if state.recorded_events:
+            bodies += [(EntryKind.EVENT, body) for before, body in state.recorded_events if before > start]
         if state.results:
             bodies += _encode_new_results(saved, since.steps, state)
         if turns is not None:
@@ -247,15 +253,14 @@ class Delta:
             not self.entries
             and not self.step_finished
             and not self.consumed
-            and self.next_watermark.annotations == watermark.annotations
+            and all(map(operator.is_, self.next_watermark.data, watermark.data))
         )
 
 
-def _encode_step(progress: Progress, end: StepEnd, now: datetime) -> bytes:
-    then = progress.at_step_end(end)
-    if then.turn is not None:  # it is in the journal
-        then = msgspec.structs.replace(then, turn=None)
-    return _encode(Step(at=now, progress=then, times=end.times))
+def _encode_step(state: RunState, now: datetime) -> bytes:
+    end = state.step_end
+    progress = Progress.at_step_end(state, end)
+    return _encode(Step(at=now, progress=progress, decisions=end.decisions, times=end.times))
 
 
 def _encode_messages(

@@ -12,10 +12,9 @@ from typing import Any
 
 import msgspec
 
-from holdfast.checkpoint.attempts import AttemptLog
 from holdfast.checkpoint.checkpointer import NullCheckpointer, StoreCheckpointer
 from holdfast.checkpoint.claims import Claim, WorkerIdentity, this_process
-from holdfast.checkpoint.codec import DecodedRun, Progress, decode, decode_begin, decode_run, make_state
+from holdfast.checkpoint.codec import DecodedRun, decode, decode_begin, decode_run, make_state
 from holdfast.checkpoint.delta import StoredTurns, Watermark, make_watermark
 from holdfast.checkpoint.errors import (
     RecordDecodeError,
@@ -26,6 +25,7 @@ from holdfast.checkpoint.errors import (
     StoreClosed,
     UnknownVersion,
 )
+from holdfast.checkpoint.progress import AttemptLog, Progress
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
     Release,

@@ -12,7 +12,7 @@ import msgspec
 class EntryKind(StrEnum):
     """The kind of an entry. Stores keep it beside the body and never act on it."""
 
-    #: The first entry of every journal: the format version and the run's meta, prompt included.
+    #: The first entry of every journal: the format version and the run's info, prompt included.
     BEGIN = "begin"
     #: One message, appended to the conversation of the current phase.
     MESSAGE = "message"
@@ -31,7 +31,12 @@ class EntryKind(StrEnum):
     #: A turn has ended, with its output or error.
     TURN = "turn"
     #: An event for watchers, such as a retry. It is no part of the run's state.
-    NOTE = "note"
+    EVENT = "event"
+    #: Reserved: a file of the run, by name.
+    ATTACHMENT = "attachment"
+
+    #: That of an enum is a Python function, which every save would call for every entry.
+    __hash__ = str.__hash__
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -62,9 +67,21 @@ class Append(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     consumed: Sequence[str] = ()
 
 
-#: A layout writes a kind as its first letter, which is unique.
-_KIND_BY_LETTER = {kind.value[0]: kind for kind in EntryKind}
-assert len(_KIND_BY_LETTER) == len(EntryKind)
+#: How a layout writes a kind.
+_LETTERS = {
+    EntryKind.BEGIN: "b",
+    EntryKind.MESSAGE: "m",
+    EntryKind.RESULT: "r",
+    EntryKind.ADOPT: "a",
+    EntryKind.STEP: "s",
+    EntryKind.PHASE: "p",
+    EntryKind.OUTCOME: "o",
+    EntryKind.INPUT: "i",
+    EntryKind.TURN: "t",
+    EntryKind.EVENT: "e",
+    EntryKind.ATTACHMENT: "f",
+}
+_KIND_BY_LETTER = {letter: kind for kind, letter in _LETTERS.items()}
 
 
 class Segment(NamedTuple):
@@ -93,7 +110,7 @@ def pack_segment(entries: Sequence[Entry]) -> Segment:
         if entry.seq != due:
             raise ValueError(f"entry {entry.seq} came where {due} is due")
         due += 1
-        words.append(f"{entry.kind[0]}{len(entry.body)}")
+        words.append(f"{_LETTERS[entry.kind]}{len(entry.body)}")
         bodies.append(entry.body)
     layout, body = " ".join(words), b"".join(bodies)
     # `Segment(...)` without its Python-level __new__: every save runs this.

@@ -5,7 +5,6 @@ A test compares the diagram in docs/architecture.md with `TRANSITIONS`.
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from enum import StrEnum
 
 import msgspec
 
@@ -13,6 +12,10 @@ from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.journal import Entry
 from holdfast.core.run.info import RunIndex, RunInfo
 from holdfast.core.run.mail import Mail as Mail
+from holdfast.core.run.status import CLAIMABLE_STATUSES as CLAIMABLE_STATUSES
+from holdfast.core.run.status import RELEASE_STATUSES as RELEASE_STATUSES
+from holdfast.core.run.status import TERMINAL_STATUSES as TERMINAL_STATUSES
+from holdfast.core.run.status import RunStatus as RunStatus
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,69 +27,6 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     mail: Mail
     #: Whether the run has consumed it.
     consumed: bool = False
-
-
-class RunStatus(StrEnum):
-    """Where a stored run stands.
-
-    `RUNNING` with a dead owner counts as interrupted wherever runs are listed or claimed. `WAITING` whose `wake_at` has
-    passed counts as interrupted wherever runs are claimed.
-    """
-
-    QUEUED = "queued"
-    RUNNING = "running"
-    INTERRUPTED = "interrupted"
-    #: For a time or for mail. Resumes by itself; holds no claim.
-    WAITING = "waiting"
-    PARKED = "parked"
-    DONE = "done"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    #: Not stored: the run and all its entries are gone.
-    REMOVED = "removed"
-
-
-#: The statuses that `claim` takes by default. A running run is taken only when its owner is dead. A waiting run counts
-#: as interrupted once its `wake_at` has passed.
-CLAIMABLE_STATUSES = frozenset({RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.INTERRUPTED})
-
-#: Ends of a run. Nothing but a person's claim brings it back.
-TERMINAL_STATUSES = frozenset({RunStatus.DONE, RunStatus.FAILED, RunStatus.CANCELLED})
-
-#: (from, what happens, to). `REMOVED` as a start means: no such run yet.
-TRANSITIONS = frozenset(
-    {
-        (RunStatus.REMOVED, "submit", RunStatus.QUEUED),
-        (RunStatus.REMOVED, "begin", RunStatus.RUNNING),
-        (RunStatus.QUEUED, "claim", RunStatus.RUNNING),
-        (RunStatus.QUEUED, "remove", RunStatus.REMOVED),
-        (RunStatus.RUNNING, "claim", RunStatus.RUNNING),
-        (RunStatus.RUNNING, "release", RunStatus.INTERRUPTED),
-        (RunStatus.RUNNING, "wait", RunStatus.WAITING),
-        (RunStatus.RUNNING, "park", RunStatus.PARKED),
-        (RunStatus.RUNNING, "complete", RunStatus.DONE),
-        (RunStatus.RUNNING, "fail", RunStatus.FAILED),
-        (RunStatus.RUNNING, "cancel", RunStatus.CANCELLED),
-        (RunStatus.RUNNING, "remove", RunStatus.REMOVED),
-        (RunStatus.INTERRUPTED, "claim", RunStatus.RUNNING),
-        (RunStatus.INTERRUPTED, "remove", RunStatus.REMOVED),
-        (RunStatus.WAITING, "post", RunStatus.INTERRUPTED),
-        (RunStatus.WAITING, "claim", RunStatus.RUNNING),
-        (RunStatus.WAITING, "remove", RunStatus.REMOVED),
-        (RunStatus.PARKED, "claim", RunStatus.RUNNING),
-        (RunStatus.PARKED, "remove", RunStatus.REMOVED),
-        (RunStatus.FAILED, "claim", RunStatus.RUNNING),
-        (RunStatus.FAILED, "remove", RunStatus.REMOVED),
-        (RunStatus.DONE, "remove", RunStatus.REMOVED),
-        (RunStatus.CANCELLED, "claim", RunStatus.RUNNING),
-        (RunStatus.CANCELLED, "remove", RunStatus.REMOVED),
-    }
-)
-
-#: The statuses in which a claim may leave a run.
-RELEASE_STATUSES = frozenset(
-    to for start, what, to in TRANSITIONS if start is RunStatus.RUNNING and what not in {"claim", "remove"}
-)
 
 
 class NewRun(RunIndex, frozen=True, kw_only=True):
@@ -143,11 +83,14 @@ class RunRecord(RunIndex, frozen=True, kw_only=True):
     progress: bytes
 
     @property
+    def current_status(self) -> RunStatus:
+        """The status. A running run whose owner is dead is interrupted: no process could write that down."""
+        return RunStatus.INTERRUPTED if self.status is RunStatus.RUNNING and not self.owner_alive else self.status
+
+    @property
     def is_interrupted(self) -> bool:
         """Neither terminal nor parked, and without a live owner. A queued run counts."""
-        if self.status is RunStatus.RUNNING:
-            return not self.owner_alive
-        return self.status in (RunStatus.QUEUED, RunStatus.INTERRUPTED)
+        return self.current_status in (RunStatus.QUEUED, RunStatus.INTERRUPTED)
 
     @property
     def is_terminal(self) -> bool:

@@ -8,12 +8,12 @@ from typing import Required, TypedDict, Unpack
 
 import msgspec
 
-from holdfast.checkpoint.attempts import AttemptLog, StoredAttempt
 from holdfast.checkpoint.claims import Claim
-from holdfast.checkpoint.codec import Progress, decode, encode
+from holdfast.checkpoint.codec import decode, encode
 from holdfast.checkpoint.delta import Delta, Watermark
 from holdfast.checkpoint.errors import StoreUnavailable, TranscriptTooLarge
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
+from holdfast.checkpoint.progress import AttemptLog, AttemptRecord, Progress
 from holdfast.checkpoint.record import NewRun, Release, RunStatus
 from holdfast.checkpoint.store import RunStore
 from holdfast.clock import Clock
@@ -21,6 +21,7 @@ from holdfast.config import CheckpointSettings
 from holdfast.core.errors import RunLost
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.state import RunState
+from holdfast.core.run.status import AttemptEnd
 
 log = logging.getLogger("holdfast.checkpoint")
 
@@ -85,8 +86,8 @@ class RunWriter:
         self.watermark, self.progress = delta.next_watermark, delta.progress
         if delta.consumed:
             _forget_consumed(state, delta.consumed)
-        if delta.note_count:
-            del state.notes[: delta.note_count]  # more may have been added during the write
+        if delta.event_count:
+            del state.recorded_events[: delta.event_count]  # more may have been added during the write
         self.progressed = self.progressed or delta.step_finished
         self._claim_checked_at = self._sent_at
         self.saved_at = self._clock.monotonic()
@@ -138,7 +139,7 @@ class RunWriter:
     ) -> None:
         """End the claim, and add what is `unsaved` and the outcome to the journal in the same write."""
         now = self._clock.now()
-        attempts = self._attempts.at_save(now, options["status"])
+        attempts = self._attempts.at_save(now, AttemptEnd(options["status"]))
         delta = None if unsaved is None else self._unsaved_delta(unsaved, now, attempts)
         progress = delta.progress if delta is not None else self._end_attempt(attempts)
         entries = [] if delta is None else list(delta.entries)
@@ -157,13 +158,13 @@ class RunWriter:
         if delta is not None:
             self.watermark = delta.next_watermark
 
-    def _end_attempt(self, attempts: tuple[StoredAttempt, ...]) -> bytes | None:
+    def _end_attempt(self, attempts: tuple[AttemptRecord, ...]) -> bytes | None:
         """Return the progress of the last save with the end of the present attempt; `None` if there is none."""
         if self._attempts.present is None:
             return None
         return encode(msgspec.structs.replace(decode(self.progress, Progress), attempts=attempts))
 
-    def _unsaved_delta(self, state: RunState, now: datetime, attempts: tuple[StoredAttempt, ...]) -> Delta | None:
+    def _unsaved_delta(self, state: RunState, now: datetime, attempts: tuple[AttemptRecord, ...]) -> Delta | None:
         """Return what is new since the last save; `None` if it cannot be appended."""
         try:
             delta = Delta(self.watermark, state, self._info, now, attempts)

@@ -22,7 +22,6 @@ from holdfast.core.execution.native_loop import get_loop
 from holdfast.core.loop import PendingCall
 from holdfast.root_error import HoldfastError
 from holdfast.runtime.reading import formatting
-from holdfast.runtime.reading.run_views import present_status
 from holdfast.runtime.reading.transcript import Transcript, get_loop_name
 
 
@@ -167,7 +166,7 @@ class Doctor:
         return findings
 
     def _check_record(self, record: RunRecord) -> None:
-        self._statuses[present_status(record)] += 1
+        self._statuses[record.current_status] += 1
         self._size += record.size
         if record.status is RunStatus.RUNNING and record.owner is not None:
             self._owners[record.owner_alive][record.owner] += 1

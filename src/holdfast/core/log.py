@@ -7,10 +7,10 @@ import logging
 from datetime import timedelta
 from typing import Any
 
-from holdfast.core.errors import RunCancelled, RunParked, format_error
+from holdfast.core.errors import RunParked, format_error
 from holdfast.core.run.info import RunInfo
-from holdfast.core.run.result import CheckpointAction
 from holdfast.core.run.state import RunState
+from holdfast.core.run.status import AttemptEnd
 from holdfast.core.run.waiting import RunWaiting
 
 #: A logger of its own, for hosts that show the life of their runs in another way.
@@ -46,44 +46,41 @@ def log_start(info: RunInfo, state: RunState, *, taken_from: str | None = None) 
 
 
 def log_end(
-    info: RunInfo, state: RunState, action: CheckpointAction, error: BaseException | None, *, turn_ended: bool = False
+    info: RunInfo, state: RunState, end: AttemptEnd, error: BaseException | None, *, turn_ended: bool = False
 ) -> None:
     """Log how an attempt of the run ended.
 
     Args:
         turn_ended: a turn of a conversation ended, and the conversation waits for the next message.
     """
-    level, event, text = _describe_end(action, error, state.steps)
-    if turn_ended:
-        event, text = f"turn_{event}", f"turn {len(state.turns)} {text}"
+    level, text = _describe_end(end, error, state.steps)
     if not LIFECYCLE_LOG.isEnabledFor(level):
         return
     fields: dict[str, Any] = {"elapsed_seconds": round(state.elapsed.total_seconds(), 3)}
-    if error is not None and action in (CheckpointAction.FAIL, CheckpointAction.INTERRUPT, CheckpointAction.NONE):
-        fields |= {"error": type(error).__name__, "reason": format_short(error)}
-    elif isinstance(error, RunParked):
+    if turn_ended:
+        fields["turn"], text = len(state.turns), f"turn {len(state.turns)} {text}"
+    if isinstance(error, RunParked):
         fields |= {"error": type(error).__name__, "reason": error.message}
     elif isinstance(error, RunWaiting):
         fields |= {"reason": _describe_wait(error)}
-    _log(level, event, text, info, state, **fields)
+    elif error is not None:
+        fields |= {"error": type(error).__name__, "reason": format_short(error)}
+    _log(level, end.value, text, info, state, **fields)
 
 
-def _describe_end(action: CheckpointAction, error: BaseException | None, steps: int) -> tuple[int, str, str]:
-    """Return the level, the name of the event, and the text."""
-    match action:
-        case CheckpointAction.WAIT if isinstance(error, RunWaiting):
-            return logging.INFO, "waiting", f"waits after step {steps} for {_describe_wait(error)}"
-        case CheckpointAction.PARK if isinstance(error, RunParked):
-            return logging.WARNING, "parked", f"parked after step {steps}: {error.message}"
-        case CheckpointAction.NONE:
-            return logging.WARNING, "lost", f"lost after step {steps}: another worker owns it"
-    if error is None:
-        return logging.INFO, "done", f"done after step {steps}"
-    if action is CheckpointAction.INTERRUPT:
-        return logging.INFO, "interrupted", f"interrupted after step {steps}: {format_short(error)}"
-    if isinstance(error, RunCancelled):
-        return logging.INFO, "cancelled", f"cancelled after step {steps}"
-    return logging.ERROR, "failed", f"failed after step {steps}: {format_short(error)}"
+def _describe_end(end: AttemptEnd, error: BaseException | None, steps: int) -> tuple[int, str]:
+    """Return the level and the text."""
+    match end:
+        case AttemptEnd.WAITING if isinstance(error, RunWaiting):
+            return logging.INFO, f"waits after step {steps} for {_describe_wait(error)}"
+        case AttemptEnd.PARKED if isinstance(error, RunParked):
+            return logging.WARNING, f"parked after step {steps}: {error.message}"
+        case AttemptEnd.LOST:
+            return logging.WARNING, f"lost after step {steps}: another worker owns it"
+        case AttemptEnd.INTERRUPTED | AttemptEnd.FAILED if error is not None:
+            level = logging.ERROR if end is AttemptEnd.FAILED else logging.INFO
+            return level, f"{end} after step {steps}: {format_short(error)}"
+    return logging.INFO, f"{end} after step {steps}"
 
 
 def _describe_wait(error: RunWaiting) -> str:

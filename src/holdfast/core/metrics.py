@@ -41,7 +41,7 @@ class AgentMetrics:
     )
 
     def __init__(self) -> None:
-        #: Attempts that ended, by `CheckpointAction`.
+        #: Attempts that ended, by `AttemptEnd`.
         self.attempts: dict[str, int] = {}
         #: The time of a step, and the time that a run waited for a save.
         self.steps, self.saves = Histogram(), Histogram()
@@ -57,8 +57,8 @@ class AgentMetrics:
         self.output_tokens += usage.output_tokens
         self.cost_usd += usage.cost_usd
 
-    def add_attempt(self, outcome: str) -> None:
-        self.attempts[outcome] = self.attempts.get(outcome, 0) + 1
+    def add_attempt(self, end: str) -> None:
+        self.attempts[end] = self.attempts.get(end, 0) + 1
 
 
 class RunMetrics:

@@ -146,7 +146,7 @@ class Audit(Protocol):
     """Keeps a record of every run."""
 
     def begin(self, info: RunInfo, state: RunState) -> Recorder:
-        """Return the recorder of one attempt of a run. Data that has to survive the process goes into annotations."""
+        """Return the recorder of one attempt of a run. Data that has to survive the process goes into port data."""
         ...
 
 
@@ -212,8 +212,8 @@ class AttemptControl(Protocol):
         """End the run with `RunKilled`."""
         ...
 
-    async def save_annotations(self) -> None:
-        """Save the run's annotations now instead of with its next step."""
+    async def save_now(self) -> None:
+        """Save the run's port data now instead of with its next step."""
         ...
 
 

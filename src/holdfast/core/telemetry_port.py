@@ -49,11 +49,11 @@ class RunTelemetry(Protocol):
 
     def add_save(self, took: timedelta) -> None: ...
 
-    def prepare_end(self, outcome: str) -> None:
-        """The attempt ends. What the next attempt needs goes into the annotations now: they are saved after this."""
+    def prepare_end(self, end: str) -> None:
+        """The attempt ends. What the next attempt needs goes into the port data now: it is saved after this."""
         ...
 
-    def close(self, outcome: str, error: BaseException | None) -> None:
+    def close(self, end: str, error: BaseException | None) -> None:
         """The checkpoint is finalized."""
         ...
 
@@ -67,14 +67,14 @@ class Telemetry(Protocol):
         ...
 
     def submit(self, info: RunInfo) -> Mapping[str, Any]:
-        """A run is submitted here: return annotations with the trace context, for the worker that executes it."""
+        """A run is submitted here: return port data with the trace context, for the worker that executes it."""
         ...
 
     def begin(self, info: RunInfo, state: RunState, *, inherits: bool, new_turn: bool) -> RunTelemetry:
-        """Begin the trace of one attempt. What the next attempt needs goes into the annotations.
+        """Begin the trace of one attempt. What the next attempt needs goes into the port data.
 
         Args:
-            inherits: the caller's trace context is that of this task. Otherwise it is in the annotations.
+            inherits: the caller's trace context is that of this task. Otherwise it is in the port data.
             new_turn: a turn of a conversation begins, with a trace of its own.
         """
         ...

@@ -10,7 +10,7 @@ from typing import Any
 from holdfast.core.run.info import RunInfo
 from holdfast.core.telemetry_port import Telemetry
 
-#: Among a run's annotations: the trace contexts of the `parent` of all attempts and of the `last` attempt, and
+#: In a run's port data: the trace contexts of the `parent` of all attempts and of the `last` attempt, and
 #: `waiting_since` in nanoseconds.
 TRACE_KEY = "otel"
 
@@ -51,7 +51,7 @@ def get_trace_context() -> Mapping[str, str]:
 
 
 def annotate_submit(telemetry: Telemetry | None, info: RunInfo) -> Mapping[str, Any]:
-    """Return the annotations of a run that is submitted now: the trace context, for the worker that executes it."""
+    """Return the port data of a run that is submitted now: the trace context, for the worker that executes it."""
     if telemetry is not None:
         return telemetry.submit(info)
     carrier = get_trace_context()

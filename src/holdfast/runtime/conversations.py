@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, get_args
 
 import msgspec
 
-from holdfast.checkpoint.codec import Progress, decode
+from holdfast.checkpoint.codec import decode
 from holdfast.checkpoint.delta import RECENT_TURNS, JournaledTurn, read_turns
 from holdfast.checkpoint.errors import (
     CheckpointError,
@@ -23,6 +23,7 @@ from holdfast.checkpoint.errors import (
     RunNotFound,
     TurnConflict,
 )
+from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import Mail, Receipt, RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore
 from holdfast.core.agents.agent import AgentSource

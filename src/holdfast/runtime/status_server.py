@@ -187,7 +187,7 @@ _Samples = Iterable[tuple[Mapping[str, str], float]]
 _COUNTERS: Mapping[str, tuple[str, Callable[[AgentMetrics], _Samples]]] = {
     "holdfast_attempts_total": (
         "Attempts of runs that ended in this process.",
-        lambda agent: [({"outcome": outcome}, count) for outcome, count in sorted(agent.attempts.items())],
+        lambda agent: [({"end": end}, count) for end, count in sorted(agent.attempts.items())],
     ),
     "holdfast_retries_total": (
         "Calls that failed and were made again.",

@@ -9,9 +9,10 @@ from enum import StrEnum
 from typing import Any
 
 from holdfast.checkpoint.claims import Claim
-from holdfast.checkpoint.codec import Progress, decode
+from holdfast.checkpoint.codec import decode
 from holdfast.checkpoint.errors import CheckpointError, RecordDecodeError, RunDamaged, StoreClosed, StoreError
 from holdfast.checkpoint.factory import StoreCheckpoints
+from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import Release, RunFilter, RunRecord, RunStatus, StoredRun, restore_previous
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.concurrency import run_in_background, shielded_with_undo
@@ -19,7 +20,6 @@ from holdfast.core.agents.agent import AgentSource
 from holdfast.core.errors import MissingDefinition, RunCancelled, RunInterrupted, RunLost, RunParked
 from holdfast.core.execution.attempt import OnCancel
 from holdfast.core.execution.executor import Executor
-from holdfast.core.execution.lifecycle import PROCESS_EXIT_KEY
 from holdfast.core.execution.native_loop import get_loop
 from holdfast.core.log import log_parked
 from holdfast.core.ports import Resumption
@@ -383,8 +383,7 @@ def _format_poison_reason(claim: Claim, stored: StoredRun, agent: AgentSource, r
     state = resumption.state
     pending = [call for call in get_loop(agent).pending_calls(state.history) if call.call_id not in state.results]
     where = f" while calling {', '.join(call.tool for call in pending)}" if pending else ""
-    last_exit = state.annotations.get(PROCESS_EXIT_KEY)
-    last = f"; {last_exit['error']}" if last_exit is not None and last_exit["step"] == progress.steps + 1 else ""
+    last = f"; {state.faults.exit_error}" if state.faults.exit_step == progress.steps + 1 else ""
     return (
         f"poison: {claim.strikes - 1} owners in a row died or gave up in step {progress.steps + 1}{where} "
         f"without finishing it{last}"

@@ -11,7 +11,8 @@ from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
 from holdfast import Agent, Phase, Reply, Retry
-from holdfast.checkpoint.codec import Progress, decode
+from holdfast.checkpoint.codec import decode
+from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.core.agents.tool import ToolSchema, tool
 from holdfast.core.errors import DefinitionError, RunInterrupted, Shutdown
@@ -20,6 +21,7 @@ from holdfast.core.ports import Ports
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import Message
 from holdfast.core.run.run_events import Event, RetryScheduled
+from holdfast.core.run.state import RetryState
 from holdfast.errors import ModelUnavailable
 from holdfast.testing.manual_clock import ManualClock
 
@@ -54,8 +56,8 @@ class Events(NullListener):
             self.retries.append(event)
 
 
-def read_annotations(record: RunRecord) -> dict[str, Any]:
-    return decode(record.progress, Progress).annotations
+def read_retry(record: RunRecord) -> RetryState:
+    return decode(record.progress, Progress).retry
 
 
 async def test_a_call_that_fails_for_a_while_is_made_again() -> None:
@@ -131,21 +133,21 @@ async def test_when_the_attempts_are_used_up_the_run_waits_and_later_continues()
         assert isinstance(raised.value.__cause__, Busy)
         [record] = await host.list_records()
         assert (record.status, record.strikes, record.reason) == (RunStatus.INTERRUPTED, 0, str(raised.value))
-        assert read_annotations(record)["retry"] == {"count": 3 * outage, "outages": outage, "error": "Busy: full"}
+        assert read_retry(record) == RetryState(count=3 * outage, outages=outage, error="Busy: full")
         delays.append(record.not_before - clock.now())
         await clock.advance(delays[-1])
     assert delays == [30 * SECOND, MINUTE, 2 * MINUTE]
 
     @tool(effect="pure")
     async def look() -> str:
-        seen.extend([read_annotations(record) for record in await host.list_records()])
+        seen.extend([read_retry(record) for record in await host.list_records()])
         return "seen"
 
-    seen: list[dict[str, Any]] = []
+    seen: list[RetryState] = []
     model = ScriptedModel(tool_reply(call("1", "look")), tool_reply(call("2", "look")), "done")
     result = await host.resume(Agent(name="a", model=model, tools=[look]), "r")
     assert (result.output, result.steps) == ("done", 3)
-    assert seen[-1]["retry"] == {"count": 9, "error": "Busy: full"}, "the next outage begins with a short delay"
+    assert seen[-1] == RetryState(count=9, error="Busy: full"), "the next outage begins with a short delay"
 
 
 async def test_a_long_outage_parks_no_run() -> None:
@@ -228,8 +230,7 @@ async def test_a_retry_is_in_the_store_while_the_run_pauses() -> None:
     run = asyncio.create_task(host.executor.run(agent, "go", run_id="r"))
     await clock.advance(timedelta(0))
     [record] = await host.list_records()
-    due = (clock.now() + SECOND).timestamp()
-    assert read_annotations(record)["retry"] == {"count": 1, "error": "Busy: full", "next_at": due}
+    assert read_retry(record) == RetryState(count=1, error="Busy: full", next_at=clock.now() + SECOND)
     await clock.advance(SECOND)
     await run
 

@@ -6,8 +6,9 @@ from pathlib import Path
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast.app import App
-from holdfast.checkpoint.codec import Progress, Step, decode, encode
+from holdfast.checkpoint.codec import Step, decode, encode
 from holdfast.checkpoint.journal import EntryKind
+from holdfast.checkpoint.progress import Progress
 from holdfast.core.agents.agent import Agent
 from holdfast.core.agents.tool import tool
 from holdfast.core.run.state import CallTime, StepTimer, StepTimes

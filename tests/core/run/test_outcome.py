@@ -31,7 +31,7 @@ from holdfast.core.execution.executor import Executor
 from holdfast.core.ports import Ports
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import NATIVE_CODEC, Message, Reply
-from holdfast.core.run.result import CheckpointAction, classify_error
+from holdfast.core.run.status import AttemptEnd, classify_error
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.manual_clock import ManualClock
 
@@ -58,26 +58,26 @@ def agent_that_raises(error: BaseException) -> Agent:
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (None, CheckpointAction.COMPLETE),
-        (ValueError(), CheckpointAction.FAIL),
-        (asyncio.CancelledError(), CheckpointAction.FAIL),
-        (TimeoutError(), CheckpointAction.FAIL),
-        (RunKilled(), CheckpointAction.FAIL),
-        (RunCancelled(), CheckpointAction.FAIL),
-        (RuntimeExceeded("r", timedelta(1)), CheckpointAction.FAIL),
-        (Shutdown(), CheckpointAction.INTERRUPT),
-        (RunInterrupted(), CheckpointAction.INTERRUPT),
-        (SaveFailed(), CheckpointAction.INTERRUPT),
-        (KeyboardInterrupt(), CheckpointAction.INTERRUPT),
-        (SystemExit(), CheckpointAction.INTERRUPT),
-        (HostStopping(), CheckpointAction.INTERRUPT),
-        (RunParked("approval"), CheckpointAction.PARK),
-        (ClaimLost("r", 1, 2), CheckpointAction.NONE),
-        (RunLost(), CheckpointAction.NONE),
+        (None, AttemptEnd.DONE),
+        (ValueError(), AttemptEnd.FAILED),
+        (asyncio.CancelledError(), AttemptEnd.CANCELLED),
+        (TimeoutError(), AttemptEnd.FAILED),
+        (RunKilled(), AttemptEnd.FAILED),
+        (RunCancelled(), AttemptEnd.CANCELLED),
+        (RuntimeExceeded("r", timedelta(1)), AttemptEnd.FAILED),
+        (Shutdown(), AttemptEnd.INTERRUPTED),
+        (RunInterrupted(), AttemptEnd.INTERRUPTED),
+        (SaveFailed(), AttemptEnd.INTERRUPTED),
+        (KeyboardInterrupt(), AttemptEnd.INTERRUPTED),
+        (SystemExit(), AttemptEnd.INTERRUPTED),
+        (HostStopping(), AttemptEnd.INTERRUPTED),
+        (RunParked("approval"), AttemptEnd.PARKED),
+        (ClaimLost("r", 1, 2), AttemptEnd.LOST),
+        (RunLost(), AttemptEnd.LOST),
     ],
     ids=repr,
 )
-def test_the_table_says_what_becomes_of_a_checkpoint(error: BaseException | None, expected: CheckpointAction) -> None:
+def test_the_table_says_how_an_attempt_ends(error: BaseException | None, expected: AttemptEnd) -> None:
     assert classify_error(error, (HostStopping,)) is expected
 
 
@@ -305,14 +305,20 @@ def _with_cause(error: Exception, cause: Exception) -> Exception:
     ids=repr,
 )
 def test_a_shutdown_exception_is_found_as_a_cause_and_in_a_group(error: Exception) -> None:
-    assert classify_error(error, (HostStopping,)) is CheckpointAction.INTERRUPT
-    assert classify_error(error) is CheckpointAction.FAIL
+    assert classify_error(error, (HostStopping,)) is AttemptEnd.INTERRUPTED
+    assert classify_error(error) is AttemptEnd.FAILED
+
+
+def test_our_own_shutdown_is_found_as_a_cause_and_in_a_group() -> None:
+    shutdown = Shutdown("the host shuts down")
+    assert classify_error(_with_cause(ValueError("no answer"), shutdown)) is AttemptEnd.INTERRUPTED
+    assert classify_error(ExceptionGroup("two", [ValueError("other"), shutdown])) is AttemptEnd.INTERRUPTED
 
 
 def test_a_cause_that_leads_back_to_its_error_ends_the_search() -> None:
     first, second = ValueError("first"), ValueError("second")
     first.__cause__, second.__cause__ = second, first
-    assert classify_error(first, (HostStopping,)) is CheckpointAction.FAIL
+    assert classify_error(first, (HostStopping,)) is AttemptEnd.FAILED
 
 
 async def test_a_tool_that_says_the_host_shuts_down_leaves_the_run() -> None:

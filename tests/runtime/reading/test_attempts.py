@@ -9,11 +9,11 @@ from tests.runtime.conftest import ProcessHarness
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, App, Approve, RunWaiting, WorkerSettings
-from holdfast.checkpoint.attempts import MAX_ATTEMPTS, AttemptLog, StoredAttempt
 from holdfast.checkpoint.claims import Claim
-from holdfast.checkpoint.record import RunStatus
+from holdfast.checkpoint.progress import MAX_ATTEMPTS, AttemptLog, AttemptRecord
 from holdfast.core import Tool
 from holdfast.core.errors import RunFailed
+from holdfast.core.run.status import AttemptEnd
 from holdfast.stores.memory import MemoryStore
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -25,18 +25,18 @@ async def test_a_killed_worker_died_and_a_drained_one_was_stopped(harness: Proce
         await app.submit("errand", "note gate note", run_id="r")
         await asyncio.to_thread(harness.wait_for_effect, "r gate c1")
         [working] = (await app.get("r")).attempts
-        assert (working.number, working.ended) == (1, "")
+        assert (working.number, working.end) == (1, None)
         killed.kill()
         killed.wait()
-        assert [attempt.ended for attempt in (await app.get("r")).attempts] == ["died"]
+        assert [attempt.end for attempt in (await app.get("r")).attempts] == ["died"]
         async with harness.app(worker=WorkerSettings(shutdown_timeout=timedelta(0))):
             await asyncio.to_thread(harness.wait_for_calls, "gate", 2)
         harness.set_flag("open")
         harness.start("serve")
         await app.result("r")
         attempts = (await app.get("r")).attempts
-    assert [(attempt.number, attempt.ended) for attempt in attempts] == [(1, "died"), (2, "stopped"), (3, "done")]
-    assert len({attempt.worker for attempt in attempts}) == 3
+    assert [(attempt.number, attempt.end) for attempt in attempts] == [(1, "died"), (2, "interrupted"), (3, "done")]
+    assert len({attempt.worker_id for attempt in attempts}) == 3
 
 
 async def test_an_attempt_ends_when_the_run_waits_and_when_it_fails() -> None:
@@ -51,13 +51,13 @@ async def test_an_attempt_ends_when_the_run_waits_and_when_it_fails() -> None:
         await app.answer("r", "c1", Approve())
         with pytest.raises(RunFailed, match="no"):
             await app.result("r")
-        assert [attempt.ended for attempt in (await app.get("r")).attempts] == ["waited", "failed"]
+        assert [attempt.end for attempt in (await app.get("r")).attempts] == ["waiting", "failed"]
 
 
 def test_a_worker_that_died_before_its_first_save_is_known_by_the_claim_that_took_its_run() -> None:
     claim = Claim(run_id="r", worker_id="w-2", token=2, strikes=2, taken_from="w-1")
     log = AttemptLog.resume(claim, NOW, ())
-    assert log.earlier == (StoredAttempt(1, "w-1"),)
+    assert log.earlier == (AttemptRecord(number=1, worker_id="w-1"),)
     assert log.present is not None
     assert (log.present.number, log.present.worker_id) == (2, "w-2")
     # The claim after that finds the second attempt, which has saved.
@@ -66,8 +66,8 @@ def test_a_worker_that_died_before_its_first_save_is_known_by_the_claim_that_too
 
 
 def test_attempts_that_waited_are_dropped_before_those_that_died() -> None:
-    attempts: tuple[StoredAttempt, ...] = ()
+    attempts: tuple[AttemptRecord, ...] = ()
     for number in range(1, 3 * MAX_ATTEMPTS):
         log = AttemptLog.begin(f"w-{number}", NOW, attempts)
-        attempts = log.at_save(NOW, "" if number == 2 else RunStatus.WAITING)
+        attempts = log.at_save(NOW, None if number == 2 else AttemptEnd.WAITING)
     assert [attempt.number for attempt in attempts] == [2, *range(3 * MAX_ATTEMPTS - 9, 3 * MAX_ATTEMPTS)]

@@ -86,5 +86,5 @@ async def test_an_expired_wait_stays_on_record_and_other_waits_leave_none() -> N
         assert expired.decision.at is not None
         assert expired.decision.at <= SYSTEM_CLOCK.now()
         steps = [decode(entry.body, Step) for entry in (await store.load("r1")).entries if entry.kind is EntryKind.STEP]
-        first, last = (step.progress.annotations for step in steps)
-        assert ([*first["waits"]], last) == (["1"], {})
+        first, last = (step.decisions for step in steps)
+        assert ([*first], last) == (["1"], {})

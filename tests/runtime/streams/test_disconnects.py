@@ -76,7 +76,7 @@ class Run:
                 events = [*(f"result {call}" for call in new), f"step {state.steps}"]
             case "note":
                 note = RetryScheduled(run_id="r", error=text)
-                state.notes.append((len(state.history), msgspec.json.encode(note)))
+                state.recorded_events.append((len(state.history), msgspec.json.encode(note)))
                 events = [f"retry {text}"]
             case "rewrite" if not self._get_calls():
                 state.history.rewrite([User(text)])

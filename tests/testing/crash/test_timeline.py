@@ -9,7 +9,7 @@ from holdfast.testing.crash.timeline import Timeline
 BODIES = {
     EntryKind.BEGIN: b"{}",
     EntryKind.MESSAGE: b'{"role":"user","text":"go"}',
-    EntryKind.STEP: b'{"at":"2026-01-01T00:00:00Z","progress":{"iteration":1}}',
+    EntryKind.STEP: b'{"at":"2026-01-01T00:00:00Z","progress":{"steps":1}}',
 }
 
 

@@ -5,14 +5,14 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 from holdfast.checkpoint.claims import WorkerIdentity, this_process
-from holdfast.checkpoint.codec import Begin, Progress, Step, encode
+from holdfast.checkpoint.codec import Begin, Step, encode
 from holdfast.checkpoint.journal import Entry, EntryKind
+from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import NewRun, Release, RunStatus
 from holdfast.checkpoint.store import RunStore
-from holdfast.core.execution.calls import IN_DOUBT_KEY
-from holdfast.core.execution.waits import WAITS_KEY
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import NATIVE_CODEC, Reply, System, ToolCall, ToolResult, Usage, User
+from holdfast.core.run.state import StepCalls
 from holdfast.core.run.waiting import WaitingCall
 from holdfast.fanout import ModelResponse, ResponseSnapshot, WriteSnapshot
 from holdfast.fanout.cells import AGENT_PREFIX
@@ -101,7 +101,7 @@ async def store_parked_run(store: RunStore | None, run_id: str) -> None:
         run_id=run_id,
         agent_name="clerk",
         info=encode(info.summarize()),
-        progress=encode(Progress(annotations={IN_DOUBT_KEY: ["p1"]})),
+        progress=encode(Progress(calls=StepCalls(in_doubt=("p1",)))),
         entries=[Entry(seq=seq, kind=kind, body=body) for seq, (kind, body) in enumerate(bodies)],
     )
     await store.register_worker(WorkerIdentity(worker_id=f"w-{run_id}", process=this_process()))
@@ -149,8 +149,7 @@ async def store_hostile_run(store: RunStore | None, run_id: str) -> list[str]:
         asked_at=_START,
         audience=_HOSTILE[0],
     )
-    waits = {WAITS_KEY: {call.id: msgspec.to_builtins(asked)}}
-    progress = Progress(steps=1, phase=_HOSTILE[0], annotations=waits)
+    progress = Progress(steps=1, phase=_HOSTILE[0], calls=StepCalls(waits={call.id: asked}))
     ended = Step(at=_START, progress=Progress(steps=1))
     bodies = [
         (EntryKind.BEGIN, encode(Begin(info=info))),

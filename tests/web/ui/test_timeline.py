@@ -2,8 +2,9 @@
 
 from datetime import UTC, datetime, timedelta
 
+from holdfast.checkpoint.progress import AttemptRecord
 from holdfast.core.run.state import StepTimes
-from holdfast.runtime.reading.run_attempts import Attempt, AttemptEnd
+from holdfast.core.run.status import AttemptEnd
 from holdfast.web.ui.run_view.run_steps import StepView
 from holdfast.web.ui.run_view.run_timeline import build_timeline
 
@@ -11,8 +12,8 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 
 
-def make_attempt(number: int, began_at: datetime, ended: AttemptEnd) -> Attempt:
-    return Attempt(number=number, worker=f"w-{number}", began_at=began_at, last_at=began_at, ended=ended)
+def make_attempt(number: int, began_at: datetime, end: AttemptEnd) -> AttemptRecord:
+    return AttemptRecord(number=number, worker_id=f"w-{number}", began_at=began_at, saved_at=began_at, end=end)
 
 
 def test_a_resume_is_marked_at_the_end_of_a_long_pause() -> None:
@@ -22,7 +23,10 @@ def test_a_resume_is_marked_at_the_end_of_a_long_pause() -> None:
     second = StepView(
         number=2, first_seq=3, finished=True, at=NOW + hour + SECOND, took=hour + SECOND, times=StepTimes(1000, 1000)
     )
-    attempts = [make_attempt(1, NOW - SECOND, "died"), make_attempt(2, NOW + hour - timedelta(minutes=1), "done")]
+    attempts = [
+        make_attempt(1, NOW - SECOND, AttemptEnd.DIED),
+        make_attempt(2, NOW + hour - timedelta(minutes=1), AttemptEnd.DONE),
+    ]
     timeline = build_timeline([first, second], attempts=attempts, now=NOW + 2 * hour)
     assert timeline is not None
     bars = [(lane.bar.label, lane.bar.took, lane.bar.step) for lane in timeline.lanes]
@@ -39,9 +43,9 @@ def test_a_resume_is_marked_at_the_end_of_a_long_pause() -> None:
 def test_a_resume_after_a_wait_or_before_the_window_is_not_marked() -> None:
     step = StepView(number=9, first_seq=1, finished=True, at=NOW, took=SECOND, times=StepTimes(1000, 1000))
     attempts = [
-        make_attempt(1, NOW - 9 * SECOND, "died"),
-        make_attempt(2, NOW - 8 * SECOND, "waited"),
-        make_attempt(3, NOW, "done"),
+        make_attempt(1, NOW - 9 * SECOND, AttemptEnd.DIED),
+        make_attempt(2, NOW - 8 * SECOND, AttemptEnd.WAITING),
+        make_attempt(3, NOW, AttemptEnd.DONE),
     ]
     timeline = build_timeline([step], attempts=attempts, now=NOW)
     assert timeline is not None

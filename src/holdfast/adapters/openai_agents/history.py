@@ -21,9 +21,6 @@ from holdfast.core.execution.native_loop import RepeatCounter
 from holdfast.core.execution.step import StepContext
 from holdfast.core.run.state import RunState
 
-#: Among a run's annotations: the agent that asks for the next reply.
-_AGENT_KEY = "openai_agents"
-
 
 class SDKHistory:
     """Appends what the SDK adds to its list of items to the history of the run.
@@ -72,12 +69,12 @@ class SDKHistory:
         """The agent that the conversation continues with; `None`: the first one."""
         if self.open_reply is not None:
             return self.open_reply.agent
-        name: str | None = self._context.state.annotations.get(_AGENT_KEY)
+        name: str | None = self._context.state.loop_data
         return name
 
     def set_active_agent(self, name: str) -> None:
         """Record the agent that asks for the next reply. The next save contains it."""
-        self._context.state.annotations[_AGENT_KEY] = name
+        self._context.state.loop_data = name
 
     def add_reply(self, reply: SDKReply, response: ModelResponse) -> None:
         """Record a reply of the model."""
@@ -160,7 +157,7 @@ class SDKHistory:
 
 def forget_active_agent(state: RunState) -> None:
     """Begin with the first agent."""
-    state.annotations.pop(_AGENT_KEY, None)
+    state.loop_data = None
 
 
 def _list_signatures(reply: SDKReply) -> list[tuple[str, Any]]:

@@ -26,7 +26,6 @@ from holdfast.core.execution.step import StepContext
 from holdfast.core.run.messages import Usage
 from holdfast.core.run.state import RunState
 
-_ANNOTATION_KEY = "pydantic_ai"
 _USAGE_ADAPTER = TypeAdapter(RunUsage)
 
 
@@ -34,7 +33,7 @@ class Counters:
     """The adapter's state of one run. `write_to` puts changes into the run's state; the next save stores them."""
 
     def __init__(self, state: RunState) -> None:
-        kept: dict[str, Any] = state.annotations.get(_ANNOTATION_KEY, {})
+        kept: dict[str, Any] = state.loop_data or {}
         #: pydantic-ai's own count, which pydantic-ai updates in place.
         self.usage: RunUsage = _USAGE_ADAPTER.validate_python(kept["usage"]) if "usage" in kept else RunUsage()
         #: Calls that waited for an answer or for other calls, and were started.
@@ -46,7 +45,7 @@ class Counters:
         self._last_counts = _read_counts(self.usage)
 
     def write_to(self, state: RunState) -> None:
-        """Put this into the run's annotations as new objects: a save compares them with those it saved last."""
+        """Put this into the run's state as new objects: a save compares them by identity."""
         kept: dict[str, Any] = {"usage": {name: value for name, value in vars(self.usage).items() if value}}
         if self.usage.cost is not None:
             kept["usage"]["cost"] = str(self.usage.cost)
@@ -58,7 +57,7 @@ class Counters:
             kept["output_retries"] = self.output_retries
         if self.tool_retries:
             kept["tool_retries"] = dict(self.tool_retries)
-        state.annotations[_ANNOTATION_KEY] = kept
+        state.loop_data = kept
 
     def start_phase(self) -> None:
         """Reset all but the usage for the next phase."""

@@ -108,11 +108,11 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-#: Key of the budget's data in the run's annotations.
-ANNOTATION_KEY = "budget"
+#: Name of the budget's data in the run's port data.
+PORT_NAME = "budget"
 
 
-class _BudgetAnnotation(msgspec.Struct, frozen=True, kw_only=True):
+class _BudgetData(msgspec.Struct, frozen=True, kw_only=True):
     #: It was permitted to begin. A run that was refused does not count.
     admitted: bool = False
     total: Spend = NO_SPEND
@@ -164,9 +164,9 @@ class Budget:
             BudgetExhausted: a limit is reached.
             BudgetUnavailable: the ledger cannot be reached.
         """
-        annotation = _load_annotation(state)
-        is_new_run = info.parent_run_id is None and not annotation.total.runs
-        estimate = msgspec.structs.replace(annotation.step, runs=1 if is_new_run else 0)
+        data = _load_data(state)
+        is_new_run = info.parent_run_id is None and not data.total.runs
+        estimate = msgspec.structs.replace(data.step, runs=1 if is_new_run else 0)
         reservations = [
             Reservation(account=limit.account(info), window=limit.window, limits=limit.limits(), estimate=estimate)
             for limit in self._limits
@@ -175,8 +175,8 @@ class Budget:
             shortage = await self._ledger.reserve(info.run_id, reservations, self._clock.now())
         if shortage is not None:
             raise BudgetExhausted(shortage.account, shortage.unit, shortage.spent, shortage.limit)
-        if not annotation.admitted:
-            _save_annotation(state, msgspec.structs.replace(annotation, admitted=True))
+        if not data.admitted:
+            _save_data(state, msgspec.structs.replace(data, admitted=True))
 
     async def commit(self, info: RunInfo, state: RunState) -> None:
         """Book the run's total spending. Child runs book their own.
@@ -184,25 +184,25 @@ class Budget:
         Raises:
             BudgetUnavailable: the ledger cannot be reached.
         """
-        annotation, now = _load_annotation(state), self._clock.now()
+        data, now = _load_data(state), self._clock.now()
         is_root = info.parent_run_id is None
         total = Spend(
             tokens=state.own_usage.total_tokens,
             cost_usd=state.own_usage.cost_usd,
-            runs=1 if is_root and annotation.admitted else 0,
+            runs=1 if is_root and data.admitted else 0,
             # The elapsed time of a parent includes its children's.
             seconds=state.elapsed.total_seconds() if is_root else 0.0,
         )
         accounts = {limit.account(info) for limit in self._limits}
         # The ledger may have purged a total older than every window. It must not book that total again.
-        was_purged = annotation.at is not None and annotation.at < self._window_start(now).timestamp()
+        was_purged = data.at is not None and data.at < self._window_start(now).timestamp()
         with _interrupt_on_error(info):
             await self._ledger.commit(
-                info.run_id, accounts, total, now, already_booked=annotation.total if was_purged else NO_SPEND
+                info.run_id, accounts, total, now, already_booked=data.total if was_purged else NO_SPEND
             )
             await self._purge_hourly(now)
-        step = msgspec.structs.replace(total.since(annotation.total).elementwise_max(annotation.step), runs=0)
-        _save_annotation(state, msgspec.structs.replace(annotation, total=total, step=step, at=now.timestamp()))
+        step = msgspec.structs.replace(total.since(data.total).elementwise_max(data.step), runs=0)
+        _save_data(state, msgspec.structs.replace(data, total=total, step=step, at=now.timestamp()))
 
     async def spent(self, account: str, window: timedelta = timedelta(days=7)) -> Spend:
         """Return the spending of an account, such as `caller:alice`, in the last `window`."""
@@ -254,9 +254,9 @@ def _interrupt_on_error(info: RunInfo) -> Iterator[None]:
         ) from exc
 
 
-def _load_annotation(state: RunState) -> _BudgetAnnotation:
-    return msgspec.convert(state.annotations.get(ANNOTATION_KEY, {}), _BudgetAnnotation)
+def _load_data(state: RunState) -> _BudgetData:
+    return msgspec.convert(state.port_data.get(PORT_NAME, {}), _BudgetData)
 
 
-def _save_annotation(state: RunState, annotation: _BudgetAnnotation) -> None:
-    state.annotations[ANNOTATION_KEY] = msgspec.to_builtins(annotation)
+def _save_data(state: RunState, data: _BudgetData) -> None:
+    state.set_port_data(PORT_NAME, msgspec.to_builtins(data))

@@ -136,8 +136,8 @@ class TimerQueue:
 
 log: logging.Logger = logging.getLogger("holdfast.critic")
 
-#: Key of the watch's data in the run's annotations.
-ANNOTATION_KEY = "critic"
+#: Name of the watch's data in the run's port data.
+PORT_NAME = "critic"
 
 
 class WatchTimeouts(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,7 +173,7 @@ class IdleWatch:
         elapsed = state.turn_elapsed.total_seconds()
         self._started_at = clock.monotonic() - elapsed
         is_new_turn = bool(info.conversation) and state.turn is None
-        saved = {} if is_new_turn else state.annotations.get(ANNOTATION_KEY, {})
+        saved = {} if is_new_turn else state.port_data.get(PORT_NAME, {})
         self._last_activity: float = saved.get("active_at", elapsed)
         self._extensions: int = saved.get("extensions", 0)
         self._extension_s: float = saved.get("extended", 0.0)
@@ -181,7 +181,7 @@ class IdleWatch:
         self._closed = False
         self._timer_id = -1
         self._escalation_task: asyncio.Task[None] | None = None
-        self._write_annotation()
+        self._write_port_data()
         self._set_timer(self._last_activity + timeouts.soft)
 
     def activity(self) -> None:
@@ -189,7 +189,7 @@ class IdleWatch:
         if self._closed:
             return
         self._last_activity = self._now()
-        self._write_annotation()
+        self._write_port_data()
         if self._escalated:
             self._escalated = False
             self._set_timer(self._last_activity + self._timeouts.soft)
@@ -205,13 +205,15 @@ class IdleWatch:
         """Return the run's execution time in seconds."""
         return self._clock.monotonic() - self._started_at
 
-    def _write_annotation(self) -> None:
-        # Replace the dict: a save compares it with the one saved before.
-        self._state.annotations[ANNOTATION_KEY] = {
-            "active_at": round(self._last_activity, 3),
-            "extensions": self._extensions,
-            "extended": self._extension_s,
-        }
+    def _write_port_data(self) -> None:
+        self._state.set_port_data(
+            PORT_NAME,
+            {
+                "active_at": round(self._last_activity, 3),
+                "extensions": self._extensions,
+                "extended": self._extension_s,
+            },
+        )
 
     def _set_timer(self, at: float) -> None:
         """Set the only timer of this watch, to the run's execution time `at`."""
@@ -271,9 +273,9 @@ class IdleWatch:
         if decision.extend > timedelta(0):
             self._extensions += 1
             self._extension_s += decision.extend.total_seconds()
-            self._write_annotation()
+            self._write_port_data()
             # Save now: the extension counts for the run, so it has to survive a crash of this process.
-            await self._control.save_annotations()
+            await self._control.save_now()
 
     def _kill(self, reason: str) -> None:
         self._closed = True

@@ -15,7 +15,7 @@ _COUNTERS: Mapping[str, tuple[str, str, Callable[[AgentMetrics], _Values]]] = {
     "holdfast.attempts": (
         "Attempts of runs that ended",
         "{attempt}",
-        lambda agent: [({"holdfast.outcome": outcome}, count) for outcome, count in list(agent.attempts.items())],
+        lambda agent: [({"holdfast.end": end}, count) for end, count in list(agent.attempts.items())],
     ),
     "holdfast.retries": (
         "Calls that failed and are retried",

@@ -14,6 +14,7 @@ from holdfast.core.agents.tool_context import ToolContext
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import Usage
 from holdfast.core.run.state import RunState
+from holdfast.core.run.status import AttemptEnd
 from holdfast.core.trace_context import TRACE_KEY
 
 
@@ -152,18 +153,17 @@ class RunSpans:
     def add_save(self, took: timedelta) -> None:
         self._instruments.add_save(self._info.agent_name, took)
 
-    def prepare_end(self, outcome: str) -> None:
-        kept = self._state.annotations.get(TRACE_KEY)
-        if kept is not None and outcome == "wait":
-            # A new object: a save compares annotations with those it saved last.
-            self._state.annotations[TRACE_KEY] = {**kept, "waiting_since": self._now()}
+    def prepare_end(self, end: str) -> None:
+        kept = self._state.port_data.get(TRACE_KEY)
+        if kept is not None and end == AttemptEnd.WAITING:
+            self._state.set_port_data(TRACE_KEY, {**kept, "waiting_since": self._now()})
 
-    def close(self, outcome: str, error: BaseException | None) -> None:
+    def close(self, end: str, error: BaseException | None) -> None:
         if error is not None:
             self._fail_model_call(error)
         self.end_model_call()
-        self._span.set_attributes(_make_usage_attributes(self._state.own_usage) | {"holdfast.outcome": outcome})
-        if error is not None and outcome == "fail":
+        self._span.set_attributes(_make_usage_attributes(self._state.own_usage) | {"holdfast.end": end})
+        if error is not None and end in (AttemptEnd.FAILED, AttemptEnd.CANCELLED):
             _set_error(self._span, error)
         self._span.end(end_time=self._now())
 

@@ -47,7 +47,7 @@ class OpenTelemetry:
         self._instruments.observe(metrics)
 
     def submit(self, info: RunInfo) -> Mapping[str, Any]:
-        """Record that the run was submitted, below the current span. Return annotations with the trace context."""
+        """Record that the run was submitted, below the current span. Return port data with the trace context."""
         span = self._tracer.start_span(
             f"submit {info.agent_name}",
             context=_find_caller_context(),
@@ -60,7 +60,7 @@ class OpenTelemetry:
 
     def begin(self, info: RunInfo, state: RunState, *, inherits: bool, new_turn: bool) -> RunTelemetry:
         """Start the span of one attempt, and make it current in this task."""
-        known: dict[str, Any] = state.annotations.get(TRACE_KEY) or {}
+        known: dict[str, Any] = state.port_data.get(TRACE_KEY) or {}
         if inherits:
             above = _find_caller_context()
         elif new_turn or "parent" not in known:
@@ -79,7 +79,7 @@ class OpenTelemetry:
         # The parent of the next attempt: a run that no span started has its first attempt at the top of its trace.
         parent = to_carrier(trace.get_current_span(above)) or own
         if own:
-            state.annotations[TRACE_KEY] = {"parent": parent, "last": own}
+            state.set_port_data(TRACE_KEY, {"parent": parent, "last": own})
         spans = RunSpans(self._tracer, self._instruments, self._clock, info, state, span, above)
         if (since := known.get("waiting_since")) is not None and not new_turn:
             spans.add_wait(since)

@@ -43,7 +43,6 @@ from holdfast.core.agents.agent import AgentSource
 from holdfast.core.run.info import check_run_id
 from holdfast.runtime.operations.forking import Fork
 from holdfast.runtime.reading.formatting import utc_now
-from holdfast.runtime.reading.run_views import present_status
 from holdfast.runtime.worker import RecoveryReport, RecoveryStatus
 
 
@@ -280,7 +279,7 @@ async def _check_removable(store: RunStore, run_id: str, *, force: bool) -> None
             return
         raise CommandError(f"{exc}. Remove it with --force") from exc
     if not record.is_terminal and not force:
-        raise CommandError(f"run {run_id} is {present_status(record)} and could be resumed: remove it with --force")
+        raise CommandError(f"run {run_id} is {record.current_status} and could be resumed: remove it with --force")
 
 
 def unpark(

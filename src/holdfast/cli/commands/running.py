@@ -53,7 +53,7 @@ from holdfast.core.run.waiting import RunWaiting, describe_waits
 from holdfast.core.trace_context import annotate_submit, continue_environment_trace
 from holdfast.runtime.operations.run_client import RunClient
 from holdfast.runtime.reading.formatting import utc_now
-from holdfast.runtime.reading.run_views import present_status, summarize_run
+from holdfast.runtime.reading.run_views import summarize_run
 
 
 def chat(
@@ -247,8 +247,8 @@ async def _submit(
     """Submit the run, and return its result or its status."""
     async with open_client(store_url, create=True) as (client, store):
         with continue_environment_trace(os.environ):
-            await client.submit(info, not_before, annotations=annotate_submit(None, info))
-        status = present_status(await get_record(store, info.run_id))
+            await client.submit(info, not_before, port_data=annotate_submit(None, info))
+        status = (await get_record(store, info.run_id)).current_status
         if not wait:
             return status
         if status is RunStatus.QUEUED:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from holdfast.checkpoint.factory import StoreCheckpoints
+from holdfast.checkpoint.progress import AttemptRecord
 from holdfast.checkpoint.record import RunFilter, RunStatus, StoredRun
 from holdfast.cli.loading import get_tool_effects, load_agents
 from holdfast.cli.opening import open_store
@@ -27,8 +28,7 @@ from holdfast.core.run.run_events import Event, HistoryRewritten, ReaderTooSlow,
 from holdfast.runtime.operations.verdicts import PICK, Verdict, read_verdict
 from holdfast.runtime.reading import formatting
 from holdfast.runtime.reading.formatting import utc_now
-from holdfast.runtime.reading.run_attempts import Attempt, read_attempts
-from holdfast.runtime.reading.run_views import RunSummary, describe_run, summarize_run
+from holdfast.runtime.reading.run_views import RunSummary, describe_run, read_attempts, summarize_run
 from holdfast.runtime.reading.transcript import Call, Transcript, TranscriptItem, get_loop_name, read_record_waits
 from holdfast.runtime.streams.hub import EventHub
 
@@ -137,17 +137,17 @@ def _print_summary(output: Output, run: RunSummary, pick: Verdict | None) -> Non
     output.print_line()
 
 
-def _print_attempts(output: Output, attempts: Sequence[Attempt]) -> None:
+def _print_attempts(output: Output, attempts: Sequence[AttemptRecord]) -> None:
     """Print the attempts of a run that one worker did not execute from its beginning to its end."""
     if len(attempts) < 2:
         return
     rows = [
         [
             str(attempt.number),
-            attempt.worker,
+            attempt.worker_id,
             format_time(attempt.began_at) if attempt.began_at else "",
-            format_time(attempt.last_at) if attempt.last_at else "",
-            attempt.ended or "works",
+            format_time(attempt.saved_at) if attempt.saved_at else "",
+            attempt.end or "works",
         ]
         for attempt in attempts
     ]

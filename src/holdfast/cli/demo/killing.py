@@ -17,7 +17,8 @@ import msgspec
 import typer
 
 from holdfast.app import App
-from holdfast.checkpoint.codec import Progress, decode
+from holdfast.checkpoint.codec import decode
+from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import StoredRun
 from holdfast.cli.commands.serving import serve_ui
 from holdfast.cli.demo.invoices import (

@@ -31,9 +31,10 @@ from holdfast.core.metrics import RunMetrics
 from holdfast.core.ports import Checkpointer, DraftWriter, Ports, Recorder, Resumption, Watch
 from holdfast.core.run.info import AgentDetails, RunInfo
 from holdfast.core.run.mail import Mailbox
-from holdfast.core.run.result import CheckpointAction, Result, classify_error
+from holdfast.core.run.result import Result
 from holdfast.core.run.run_events import Event, RecordedEvent
 from holdfast.core.run.state import RunState
+from holdfast.core.run.status import AttemptEnd, classify_error
 from holdfast.core.telemetry_port import RunTelemetry
 
 log: logging.Logger = logging.getLogger("holdfast.run")
@@ -209,13 +210,13 @@ class RunExecution:
             return RunCancelled(f"run {self.info.run_id} was cancelled from within: its own code raised CancelledError")
         return raised
 
-    def classify_error(self, error: BaseException | None) -> CheckpointAction:
-        """Return what is done with the checkpoint if the run ends with `error`."""
+    def classify_error(self, error: BaseException | None) -> AttemptEnd:
+        """Return how the attempt ends if it ends with `error`."""
         return classify_error(error, self.services.shutdown_exceptions)
 
     def is_resumable_after(self, error: BaseException) -> bool:
         """Whether another attempt, here or elsewhere, continues the run when it stops with `error`."""
-        return self.classify_error(error) not in (CheckpointAction.COMPLETE, CheckpointAction.FAIL)
+        return not self.classify_error(error).is_terminal
 
     def drain(self) -> None:
         """Stop the run at its next step boundary, or at once if it only pauses before a retry: the host shuts down."""
@@ -293,8 +294,8 @@ class RunExecution:
             failure="could not be saved and waits for recovery",
         )
 
-    async def save_annotations(self) -> None:
-        """Make the annotations durable now: for critics."""
+    async def save_now(self) -> None:
+        """Make the port data durable now: for critics."""
         await self.save(force=True)
 
     def verify_claim(self) -> Coroutine[Any, Any, bool]:
@@ -383,11 +384,11 @@ class RunExecution:
             self.draft.close()
             self.draft = None
 
-    def note(self, event: RecordedEvent) -> None:
+    def record_event(self, event: RecordedEvent) -> None:
         """Add an event to the journal with the next save, for watchers: nothing else in the journal tells of it."""
         if self.checkpointer is not None:
-            noted = msgspec.structs.replace(event, at=self.clock.now())
-            self.state.notes.append((len(self.state.history), msgspec.json.encode(noted)))
+            recorded = msgspec.structs.replace(event, at=self.clock.now())
+            self.state.recorded_events.append((len(self.state.history), msgspec.json.encode(recorded)))
 
     async def emit(self, event: Event) -> None:
         """Report activity to the watches of this run and its parents, and the event to the listener."""

@@ -6,6 +6,8 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+import msgspec
+
 from holdfast.clock import Clock
 from holdfast.core.agents.calls import Effect
 from holdfast.core.agents.retry import Backoff, Retry, get_retry_after
@@ -17,13 +19,6 @@ from holdfast.core.execution.attempt import RunExecution
 from holdfast.core.execution.model_gate import ModelGate
 from holdfast.core.log import format_short, log_retry
 from holdfast.core.run.run_events import RetryScheduled
-
-#: Among a run's annotations: `count` of its retries, the last `error`, `next_at`: when that call is made again, as a
-#: POSIX timestamp, and `outages`: how often in a row the run was interrupted because its model was unavailable.
-RETRY_KEY = "retry"
-
-#: What a reply of the model ends.
-_UNTIL_REPLY = frozenset({"next_at", "outages"})
 
 _FIRST_OUTAGE_DELAY = timedelta(seconds=30)
 _MAX_OUTAGE_DELAY = timedelta(minutes=15)
@@ -75,15 +70,16 @@ class ModelRetries:
         self._backoff = None
         if self._run.trace is not None:
             self._run.trace.receive_reply()
-        annotations = self._run.state.annotations
-        if RETRY_KEY in annotations and not _UNTIL_REPLY.isdisjoint(annotations[RETRY_KEY]):
-            kept = {name: each for name, each in annotations[RETRY_KEY].items() if name not in _UNTIL_REPLY}
-            annotations[RETRY_KEY] = kept
+        retry = self._run.state.retry
+        if retry.next_at is not None or retry.outages:
+            self._run.state.retry = msgspec.structs.replace(retry, next_at=None, outages=0)
 
     def _make_final_error(self, error: Exception, attempts: int) -> ModelUnavailable:
         run = self._run
-        outages = run.state.annotations.get(RETRY_KEY, {}).get("outages", 0) + 1
-        _annotate(run, error, outages=outages)
+        outages = run.state.retry.outages + 1
+        run.state.retry = msgspec.structs.replace(
+            run.state.retry, error=format_short(error), next_at=None, outages=outages
+        )
         asked = get_retry_after(error, run.clock.now()) or timedelta(0)
         delay = max(get_outage_delay(outages), asked)
         times = "1 attempt" if attempts == 1 else f"{attempts} attempts"
@@ -178,7 +174,10 @@ async def _report_retry(
 ) -> None:
     """Make a retry visible: to listeners, in the audit, in the log and in the store."""
     detail = log_retry(run.info, run.state, attempt, delay, error, tool, call_id)
-    _annotate(run, error, delay=delay)
+    retry = run.state.retry
+    run.state.retry = msgspec.structs.replace(
+        retry, count=retry.count + 1, error=format_short(error), next_at=run.clock.now() + delay
+    )
     if tool:
         run.metrics.tool_retries += 1
     else:
@@ -196,22 +195,6 @@ async def _report_retry(
         attempt=attempt,
         delay=delay,
     )
-    run.note(event)
+    run.record_event(event)
     await run.emit(event)
     await run.save()
-
-
-def _annotate(
-    run: RunExecution, error: Exception, *, delay: timedelta = timedelta(0), outages: int | None = None
-) -> None:
-    """Record a retry after `delay`, or an outage, in the run's annotations."""
-    # A new object each time: a save compares annotations with those it saved last.
-    kept = dict(run.state.annotations.get(RETRY_KEY, {}))
-    kept["error"] = format_short(error)
-    if outages is None:
-        kept["count"] = kept.get("count", 0) + 1
-        kept["next_at"] = round((run.clock.now() + delay).timestamp(), 3)
-    else:
-        kept.pop("next_at", None)
-        kept["outages"] = outages
-    run.state.annotations[RETRY_KEY] = kept

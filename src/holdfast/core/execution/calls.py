@@ -7,12 +7,6 @@ from typing import Any, Protocol
 from holdfast.core.agents.calls import Effect, InDoubt, Reconcile
 from holdfast.core.run.waiting import ApprovalRequest
 
-#: Among the annotations of a parked run: the calls in doubt that a person has to resolve.
-IN_DOUBT_KEY = "in_doubt"
-
-#: Among the annotations of an interrupted run: the step, and its announced `once` calls that were never started.
-NOT_STARTED_KEY = "not_started"
-
 
 class AnnouncedCall(Protocol):
     """A call that a reply asks for, before it is made. A `CallRequest` is one."""

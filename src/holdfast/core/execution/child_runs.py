@@ -124,7 +124,7 @@ class ChildRuns:
         return result
 
     def _note_start(self, info: RunInfo) -> None:
-        self._parent.note(
+        self._parent.record_event(
             ChildStarted(
                 run_id=self._parent.info.run_id,
                 step=self._step,
@@ -136,7 +136,9 @@ class ChildRuns:
 
     def _note_end(self, info: RunInfo, status: Literal["done", "failed", "cancelled"]) -> None:
         run_id = self._parent.info.run_id
-        self._parent.note(ChildFinished(run_id=run_id, step=self._step, child_run_id=info.run_id, status=status))
+        self._parent.record_event(
+            ChildFinished(run_id=run_id, step=self._step, child_run_id=info.run_id, status=status)
+        )
 
     async def _execute(self, agent: AgentSource, info: RunInfo) -> Result:
         services = self._parent.services

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import msgspec
+
 from holdfast.clock import Timer
 from holdfast.core.agents.agent import Agent, AgentSource, Bounds, Phase, Profile
 from holdfast.core.agents.tool import Tool
@@ -28,20 +30,15 @@ from holdfast.core.execution.step import StepContext
 from holdfast.core.execution.turn_cycle import end_turn, ends_turn, open_turn
 from holdfast.core.loop import Loop
 from holdfast.core.run.mail import Mail
-from holdfast.core.run.result import CheckpointAction, Result
+from holdfast.core.run.result import Result
 from holdfast.core.run.run_events import PhaseStarted, StatusChanged
 from holdfast.core.run.state import RunState
+from holdfast.core.run.status import AttemptEnd
 from holdfast.core.run.turns import INTERRUPT_TOPIC, ConversationIdle, TurnMessage
 from holdfast.core.run.waiting import RunWaiting
 
 #: Attempts in a row in which the agent of a resumed run cannot be built, before the run is parked.
 MAX_BUILD_FAILURES = 10
-
-#: Among a run's annotations: the number of such attempts so far.
-BUILD_FAILURES_KEY = "build_failures"
-
-#: Among a run's annotations: the step in which the run last ended its process, and how.
-PROCESS_EXIT_KEY = "process_exit"
 
 #: A run's result, and its output as the store keeps it.
 StoredResult = tuple[Result, Any]
@@ -102,18 +99,22 @@ async def _build_agent(source: AgentSource, run: RunExecution) -> Agent:
             raise
         # The process that began the run could build it, with a definition that this one lacks.
         raise _count_build_failure(run, exc) from exc
-    run.state.annotations.pop(BUILD_FAILURES_KEY, None)
+    _set_build_failures(run.state, 0)
     return agent
 
 
 def _count_build_failure(run: RunExecution, error: DefinitionError) -> RunError:
     """Return the error that leaves the run to another attempt, or after too many attempts parks it."""
-    annotations = run.state.annotations
-    failures = annotations.pop(BUILD_FAILURES_KEY, 0) + 1
+    failures = run.state.faults.build_failures + 1
+    _set_build_failures(run.state, 0 if failures >= MAX_BUILD_FAILURES else failures)
     if failures >= MAX_BUILD_FAILURES:
         return RunParked("missing definition", f"its agent could not be built {failures} times: {error}")
-    annotations[BUILD_FAILURES_KEY] = failures
     return MissingDefinition(f"run {run.info.run_id}: its agent cannot be built here: {error}")
+
+
+def _set_build_failures(state: RunState, count: int) -> None:
+    if state.faults.build_failures != count:
+        state.faults = msgspec.structs.replace(state.faults, build_failures=count)
 
 
 def _start_watch(agent: Agent, run: RunExecution) -> Timer | None:
@@ -250,25 +251,25 @@ async def finalize(run: RunExecution, error: BaseException | None, result: Store
     Args:
         result: if the run succeeded.
     """
-    action = run.classify_error(error)
-    is_turn_end = ends_turn(run, action, error)
+    end = run.classify_error(error)
+    is_turn_end = ends_turn(run, end, error)
     run.close_draft()
     if run.trace is not None:
-        run.trace.prepare_end(action.value)
+        run.trace.prepare_end(end.value)
     try:
         # Usage of the last step is committed while the run is in the store: afterwards it could not be found.
-        await _call_port(run, _commit_budget(run, action))
+        await _call_port(run, _commit_budget(run, end))
         abandoned = run.checkpointer is None or run.stop_state.abandoned
-        if not abandoned and not await _finalize_checkpoint(run, action, error, result):
+        if not abandoned and not await _finalize_checkpoint(run, end, error, result):
             error = MailArrived(f"run {run.info.run_id} continues: mail has arrived")
-            action = CheckpointAction.INTERRUPT
+            end = AttemptEnd.INTERRUPTED
     except asyncio.CancelledError:
         if not run.stop_state.abandoned:
             raise
     except Exception as exc:  # a store may raise anything
-        log.error("run %s: its checkpoint could not be finalized (%s)", run.info.run_id, action, exc_info=exc)
+        log.error("run %s: its checkpoint could not be finalized (%s)", run.info.run_id, end, exc_info=exc)
     await _call_port(run, _close_watch(run))
-    await _call_port(run, report_end(run, action, error, turn_ended=is_turn_end))
+    await _call_port(run, report_end(run, end, error, turn_ended=is_turn_end))
     await _call_port(run, _report_error(run, error))
     return error
 
@@ -283,13 +284,13 @@ async def release_claim(run: RunExecution) -> None:
 
 
 async def _finalize_checkpoint(
-    run: RunExecution, action: CheckpointAction, error: BaseException | None, result: StoredResult | None
+    run: RunExecution, end: AttemptEnd, error: BaseException | None, result: StoredResult | None
 ) -> bool:
     """Return False if the run has to read its mail before it may end or wait."""
     checkpointer = run.checkpointer
-    if checkpointer is None or action is CheckpointAction.NONE:
+    if checkpointer is None or end is AttemptEnd.LOST:
         return True
-    if ends_turn(run, action, error):
+    if ends_turn(run, end, error):
         end_turn(run, None if result is None else result[1], error)
         idle = ConversationIdle(run.info.run_id)
         leaves_children = error is not None and run.may_have_children
@@ -298,11 +299,13 @@ async def _finalize_checkpoint(
         return True
     if result is not None:
         return await checkpointer.complete(result[1], result[0].usage)
-    if error is not None and action is CheckpointAction.FAIL:
+    if error is not None and end.is_terminal:
         await checkpointer.fail(error, may_have_children=run.may_have_children)
     else:
         if isinstance(error, ProcessExit):
-            run.state.annotations[PROCESS_EXIT_KEY] = {"step": run.state.steps + 1, "error": str(error)}
+            run.state.faults = msgspec.structs.replace(
+                run.state.faults, exit_step=run.state.steps + 1, exit_error=str(error)
+            )
         await _save_unsaved(run)
         if isinstance(error, RunWaiting):
             is_in_turn = run.state.turn is not None
@@ -331,8 +334,8 @@ async def _call_port(run: RunExecution, call: Awaitable[None]) -> None:
         log.error("run %s: a port failed while the run was finalized", run.info.run_id, exc_info=exc)
 
 
-async def _commit_budget(run: RunExecution, action: CheckpointAction) -> None:
-    if run.ports.budget is not None and action is not CheckpointAction.NONE:
+async def _commit_budget(run: RunExecution, end: AttemptEnd) -> None:
+    if run.ports.budget is not None and end is not AttemptEnd.LOST:
         run.update_elapsed()
         await run.ports.budget.commit(run.info, run.state)
 

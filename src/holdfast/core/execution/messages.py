@@ -1,6 +1,5 @@
 """The messages that the next step of a run takes."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -9,9 +8,6 @@ from holdfast.core.json_value import to_json_value
 from holdfast.core.run.mail import MESSAGE_TOPIC, Mailbox, decode_message
 from holdfast.core.run.state import RunState
 from holdfast.core.run.turns import TurnMessage
-
-#: Among a run's annotations: nudges that no step has taken yet.
-STEERING_KEY = "steering"
 
 
 class Messages:
@@ -24,7 +20,7 @@ class Messages:
 
     @property
     def is_empty(self) -> bool:
-        return STEERING_KEY not in self._state.annotations and not self._mailbox.has(MESSAGE_TOPIC)
+        return not self._state.nudges and not self._mailbox.has(MESSAGE_TOPIC)
 
     def add_nudge(self, text: str) -> None:
         """Add a nudge. It is saved with the run and survives a resume.
@@ -32,23 +28,17 @@ class Messages:
         Raises:
             PayloadError: no store could keep the text, such as half a surrogate pair. Nothing was changed.
         """
-        # A new list each time: a save compares annotations with those it saved last.
-        self._state.annotations[STEERING_KEY] = [*self._nudges, to_json_value(text, "the message")]
+        self._state.nudges = (*self._state.nudges, to_json_value(text, "the message"))
 
     def peek(self) -> list[str | list[Any]]:
         """Return the messages: text, or content parts as plain data."""
-        return [*self._nudges, *(decode_message(mail) for mail in self._mailbox.find(MESSAGE_TOPIC))]
+        return [*self._state.nudges, *(decode_message(mail) for mail in self._mailbox.find(MESSAGE_TOPIC))]
 
     def take(self) -> list[str | list[Any]]:
         """Return and remove the messages. The loop puts them into the history before it awaits anything."""
-        nudges = self._state.annotations.pop(STEERING_KEY, ())
+        nudges, self._state.nudges = self._state.nudges, ()
         messages = self._mailbox.take_all(MESSAGE_TOPIC)
         if messages and (turn := self._state.turn) is not None:
             joined = {mail.mail_id: TurnMessage.from_mail(mail).digest for mail in messages}
             self._state.turn = msgspec.structs.replace(turn, joined={**turn.joined, **joined})
         return [*nudges, *map(decode_message, messages)]
-
-    @property
-    def _nudges(self) -> Sequence[str]:
-        nudges: Sequence[str] = self._state.annotations.get(STEERING_KEY, ())
-        return nudges

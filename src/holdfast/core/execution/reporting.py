@@ -2,7 +2,7 @@
 
 from holdfast.core.execution.attempt import RunExecution
 from holdfast.core.log import log_end, log_start
-from holdfast.core.run.result import CheckpointAction
+from holdfast.core.run.status import AttemptEnd
 
 
 def report_begin(run: RunExecution, *, new_turn: bool) -> None:
@@ -24,18 +24,16 @@ def report_begin(run: RunExecution, *, new_turn: bool) -> None:
         run.recorder.start(resumed=run.resumed)
 
 
-async def report_end(
-    run: RunExecution, action: CheckpointAction, error: BaseException | None, *, turn_ended: bool
-) -> None:
+async def report_end(run: RunExecution, end: AttemptEnd, error: BaseException | None, *, turn_ended: bool) -> None:
     """Report how the attempt ended: its checkpoint is finalized.
 
     Args:
         turn_ended: a turn of a conversation ended, and the conversation waits for the next message.
     """
-    if run.begun or action is CheckpointAction.FAIL:
-        log_end(run.info, run.state, action, error, turn_ended=turn_ended)
-        run.metrics.add_attempt(action.value)
+    if run.begun or end in (AttemptEnd.FAILED, AttemptEnd.CANCELLED):
+        log_end(run.info, run.state, end, error, turn_ended=turn_ended)
+        run.metrics.add_attempt(end.value)
     if run.trace is not None:
-        run.trace.close(action.value, error)
+        run.trace.close(end.value, error)
     if run.recorder is not None:
-        run.recorder.close(action.value, run.state.own_usage, error)
+        run.recorder.close(end.value, run.state.own_usage, error)

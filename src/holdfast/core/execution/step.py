@@ -141,7 +141,7 @@ class StepContext:
         """Show data of the run's own code to watchers and listeners, and record it."""
         run = self.run
         event = CustomEvent(run_id=self.run_id, step=self.state.steps + 1, name=name, value=value, path=path)
-        run.note(event)
+        run.record_event(event)
         await run.save()
         if run.has_listeners:
             await run.emit(event)
@@ -160,12 +160,10 @@ class StepContext:
         """Finish and save the step: the reply and all its tool results are in the history."""
         run, state = self.run, self.state
         force = self.calls.end_step()
-        self.waits.reduce()
         times = self._times.end()
         state.finish_step(times)
         if times is not None:
             self._count_step(times)
-        self.waits.clear()
         await run.save(force=force)
         if run.ports.budget is not None:
             run.update_elapsed()

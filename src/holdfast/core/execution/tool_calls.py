@@ -11,13 +11,7 @@ from holdfast.core.agents.calls import NOT_EXECUTED, Completed, Effect
 from holdfast.core.agents.tool_context import _CURRENT_CALL, ToolContext
 from holdfast.core.errors import ProcessExit, RunParked, convert_process_exit
 from holdfast.core.execution.attempt import RunExecution, log
-from holdfast.core.execution.calls import (
-    IN_DOUBT_KEY,
-    NOT_STARTED_KEY,
-    AnnouncedCall,
-    ExecutableCall,
-    RequestedCall,
-)
+from holdfast.core.execution.calls import AnnouncedCall, ExecutableCall, RequestedCall
 from holdfast.core.execution.child_runs import ChildRuns
 from holdfast.core.execution.waits import WAITING, Waits
 from holdfast.core.run.mail import CHILD_TOPIC
@@ -33,7 +27,7 @@ UNKNOWN_OUTCOME = (
     "It may or may not have taken effect. Check before you call it again."
 )
 
-_NO_CALLS: frozenset[str] = frozenset()
+_NONE: frozenset[str] = frozenset()
 
 #: Constants, because Python 3.11 looks up a member of an enum 20 times more slowly than a global name.
 _ONCE, _IDEMPOTENT = Effect.ONCE, Effect.IDEMPOTENT
@@ -49,7 +43,7 @@ class ToolCalls:
         self._times = times
         #: Calls of the current batch without a result.
         self._outstanding = 0
-        self._in_doubt = _NO_CALLS
+        self._in_doubt = _NONE
         #: The `once` calls of the current batch that have not been started and are not in doubt.
         self._not_started: set[str] = set()
         self._has_once_call = False
@@ -307,8 +301,9 @@ class ToolCalls:
         if self._run.recorder is not None:
             self._run.recorder.event("in doubt", f"{request.tool} {request.call_id}")
         if request.in_doubt == "park":
-            known = self._state.annotations.get(IN_DOUBT_KEY, ())
-            self._state.annotations[IN_DOUBT_KEY] = sorted({*known, request.call_id})
+            calls = self._state.calls
+            in_doubt = tuple(sorted({*calls.in_doubt, request.call_id}))
+            self._state.calls = msgspec.structs.replace(calls, in_doubt=in_doubt)
             raise RunParked("in doubt", f"call {request.call_id} of {request.tool} may or may not have happened")
         return request.error_result(UNKNOWN_OUTCOME)
 
@@ -317,7 +312,7 @@ class ToolCalls:
         force = self._has_once_call
         if self._cancel_intent():
             force = force or self._has_idempotent_call
-        self._outstanding, self._in_doubt, self._has_once_call = 0, _NO_CALLS, False
+        self._outstanding, self._in_doubt, self._has_once_call = 0, _NONE, False
         self._not_started.clear()
         return force
 
@@ -345,14 +340,17 @@ class ToolCalls:
 
     def _take_not_started(self) -> frozenset[str]:
         """Return the calls of this step that an earlier process announced and did not start, and forget them."""
-        left = self._state.annotations.pop(NOT_STARTED_KEY, None)
-        return _NO_CALLS if left is None or left["step"] != self._state.steps + 1 else frozenset(left["calls"])
+        left = self._state.calls.not_started
+        if not left:
+            return _NONE
+        self._state.calls = msgspec.structs.replace(self._state.calls, not_started=())
+        return frozenset(left)
 
     async def close(self) -> None:
         """End the conversation: no timer and no save of it stays behind."""
         if self._not_started:  # the batch was interrupted
-            left = {"step": self._state.steps + 1, "calls": sorted(self._not_started)}
-            self._state.annotations[NOT_STARTED_KEY] = left
+            left = tuple(sorted(self._not_started))
+            self._state.calls = msgspec.structs.replace(self._state.calls, not_started=left)
         self._cancel_intent()
         if self._intent_saves:
             await asyncio.gather(*self._intent_saves, return_exceptions=True)

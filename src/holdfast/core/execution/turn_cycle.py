@@ -5,10 +5,9 @@ from typing import Any
 
 from holdfast.core.errors import RunCancelled, TurnInterrupted, format_error
 from holdfast.core.execution.attempt import RunExecution
-from holdfast.core.execution.calls import IN_DOUBT_KEY, NOT_STARTED_KEY
-from holdfast.core.execution.waits import WAITS_KEY
 from holdfast.core.run.mail import MESSAGE_TOPIC, Mail
-from holdfast.core.run.result import CheckpointAction
+from holdfast.core.run.state import NO_CALLS
+from holdfast.core.run.status import AttemptEnd
 from holdfast.core.run.turns import (
     CLOSE_TOPIC,
     INTERRUPT_TOPIC,
@@ -39,7 +38,7 @@ def open_turn(run: RunExecution) -> Mail | None:
     state, mailbox = run.state, run.mailbox
     if state.turn is not None:
         state.turn_totals = state.turn.totals
-        if WAITS_KEY in state.annotations:
+        if state.calls.waits:
             raise_if_interrupted(run)
         return None
     state.turn_totals = Totals.from_state(state)
@@ -74,9 +73,9 @@ def begin_turn(run: RunExecution, mail: Mail) -> None:
     )
 
 
-def ends_turn(run: RunExecution, action: CheckpointAction, error: BaseException | None) -> bool:
+def ends_turn(run: RunExecution, end: AttemptEnd, error: BaseException | None) -> bool:
     """Whether the end of this attempt ends a turn, and the conversation continues."""
-    if not run.info.conversation or action not in (CheckpointAction.COMPLETE, CheckpointAction.FAIL):
+    if not run.info.conversation or not end.is_terminal:
         return False
     if isinstance(error, RunCancelled | asyncio.CancelledError) and run.stop_state.is_stopped:
         return False  # the conversation was cancelled
@@ -117,8 +116,7 @@ def end_turn(run: RunExecution, output: Any, error: BaseException | None) -> Non
 def _close_calls(run: RunExecution) -> None:
     """Give every call of an unanswered reply a result: no provider accepts a history without them."""
     state, loop = run.state, run.loop
-    for key in (WAITS_KEY, IN_DOUBT_KEY, NOT_STARTED_KEY):
-        state.annotations.pop(key, None)
+    state.calls = NO_CALLS
     pending = loop.pending_calls(state.history)
     if not pending:
         return

@@ -24,12 +24,6 @@ from holdfast.core.run.waiting import (
     hash_token,
 )
 
-#: Among a run's annotations: its waiting calls, by call id.
-WAITS_KEY = "waits"
-
-#: The kinds of waits whose decision stays on record when the step is finished.
-_RECORDED_KINDS: frozenset[WaitKind] = frozenset({"approval", "question", "result"})
-
 
 class StillWaiting:
     """The type of `WAITING`."""
@@ -40,18 +34,14 @@ WAITING: Final = StillWaiting()
 
 
 class Waits:
-    """The waiting calls of the current step. Kept in the run's annotations, so that they survive the process."""
+    """The waiting calls of the current step. Kept in the run's state, so that they survive the process."""
 
     def __init__(self, run: RunExecution) -> None:
         self._run = run
 
     def get(self, call_id: str) -> WaitingCall | None:
         """Return the wait of a call of the current step."""
-        stored = self._run.state.annotations.get(WAITS_KEY, {}).get(call_id)
-        if stored is None:
-            return None
-        call = msgspec.convert(stored, WaitingCall)
-        return call if call.step == self._run.state.steps + 1 else None
+        return self._run.state.calls.waits.get(call_id)
 
     def is_open(self, call_id: str) -> bool:
         """Whether the call waits, and neither an answer nor the time has ended the wait."""
@@ -62,11 +52,7 @@ class Waits:
 
     def undecided(self) -> frozenset[str]:
         """The calls that are not in doubt: they wait, and no answer was read."""
-        return frozenset(call.call_id for call in self._list() if call.decision is None)
-
-    def _list(self) -> Sequence[WaitingCall]:
-        stored = self._run.state.annotations.get(WAITS_KEY, {})
-        return [call for call_id in stored if (call := self.get(call_id)) is not None]
+        return frozenset(call.call_id for call in self._run.state.calls.undecided)
 
     def add(
         self,
@@ -89,10 +75,10 @@ class Waits:
             step=context.step,
             tool=context.tool,
             kind=kind,
-            arguments=context.arguments,
+            arguments=to_json_value(context.arguments, f"the arguments of {context.tool}"),
             topic=topic or _make_topic(context, kind, earlier),
             reason=reason,
-            metadata=metadata,
+            metadata=to_json_value(metadata, f"the metadata of {context.tool}"),
             asked_at=self._run.clock.now(),
             expires_at=expires_at,
             audience=audience,
@@ -126,9 +112,7 @@ class Waits:
         )
 
     def _set(self, call: WaitingCall) -> None:
-        # New objects each time: a save compares annotations with those it saved last.
-        waits = self._run.state.annotations.get(WAITS_KEY, {})
-        self._run.state.annotations[WAITS_KEY] = {**waits, call.call_id: msgspec.to_builtins(call)}
+        self._run.state.calls = self._run.state.calls.set_wait(call)
 
     def add_approval(self, context: ToolContext, approval: ApprovalRequest, metadata: Any = None) -> WaitingCall:
         """Record that a call waits for a person's approval."""
@@ -145,14 +129,13 @@ class Waits:
     def add_deferred(self, context: ToolContext, deferred: Deferred) -> WaitingCall:
         """Record that a call waits for a result from outside."""
         expires_at = None if deferred.expires_in is None else self._run.clock.now() + deferred.expires_in
-        metadata = to_json_value(deferred.metadata, f"the metadata of {context.tool}")
         return self.add(
             context,
             "result",
             reason=deferred.reason,
             expires_at=expires_at,
             token_hash=hash_token(context.token),
-            metadata=metadata,
+            metadata=deferred.metadata,
         )
 
     def resolve(self, request: ExecutableCall, wait: WaitingCall) -> Any:
@@ -195,10 +178,10 @@ class Waits:
     def set_decision(self, call: WaitingCall, decision: Decision) -> None:
         """Record the decision about a call."""
         self._set(msgspec.structs.replace(call, decision=decision))
-        self._run.note(
+        self._run.record_event(
             CallDecided(run_id=call.run_id, step=call.step, call_id=call.call_id, tool=call.tool, decision=decision)
         )
-        if self._run.recorder is not None and call.kind in _RECORDED_KINDS:
+        if self._run.recorder is not None and call.is_recorded:
             self._run.recorder.event("decision", f"{call.tool} ({call.call_id}) {describe_decision(decision)}")
 
     def end_child_wait(self, call: WaitingCall) -> WaitingCall | None:
@@ -212,24 +195,11 @@ class Waits:
 
     def remove(self, call_id: str) -> None:
         """Forget the wait of one call."""
-        waits = self._run.state.annotations[WAITS_KEY]
-        self._run.state.annotations[WAITS_KEY] = {key: wait for key, wait in waits.items() if key != call_id}
-
-    def reduce(self) -> None:
-        """Keep only the decisions, without what the conversation has: the finished step is recorded with them."""
-        if WAITS_KEY not in self._run.state.annotations:
-            return
-        recorded = [call for call in self._list() if call.kind in _RECORDED_KINDS or call.approval is not None]
-        kept = {call.call_id: _reduce(call) for call in recorded}
-        self._run.state.annotations[WAITS_KEY] = msgspec.to_builtins(kept)
-
-    def clear(self) -> None:
-        """Forget the waits: the step is finished."""
-        self._run.state.annotations.pop(WAITS_KEY, None)
+        self._run.state.calls = self._run.state.calls.remove_wait(call_id)
 
     def make_error(self) -> RunWaiting:
         """Return the error that lets the run wait."""
-        return RunWaiting(self._run.info.run_id, tuple(call for call in self._list() if call.decision is None))
+        return RunWaiting(self._run.info.run_id, self._run.state.calls.undecided)
 
 
 def _make_topic(context: ToolContext, kind: WaitKind, earlier: WaitingCall | None) -> str:
@@ -250,27 +220,3 @@ def _read_decision(call: WaitingCall, mail: Mail) -> Decision:
     if call.kind == "signal":
         return Decision(kind="value", value=msgspec.json.decode(mail.body), at=mail.posted_at)
     return msgspec.structs.replace(msgspec.json.decode(mail.body, type=Decision), at=mail.posted_at)
-
-
-def _reduce(call: WaitingCall) -> WaitingCall:
-    decision = None if call.decision is None else msgspec.structs.replace(call.decision, value=None)
-    return msgspec.structs.replace(call, arguments=None, metadata=None, token_hash="", decision=decision)
-
-
-def read_waits(annotations: dict[str, Any]) -> tuple[WaitingCall, ...]:
-    """Return the undecided waits among the annotations of a stored run."""
-    return tuple(call for call in _read_all(annotations) if call.decision is None)
-
-
-def read_decisions(annotations: dict[str, Any]) -> dict[str, Decision]:
-    """Return the decisions about calls, by call id, in the annotations of a stored run or of one of its steps."""
-    found: dict[str, Decision] = {}
-    for call in _read_all(annotations):
-        decision = call.approval or (call.decision if call.kind in _RECORDED_KINDS else None)
-        if decision is not None:
-            found[call.call_id] = decision
-    return found
-
-
-def _read_all(annotations: dict[str, Any]) -> list[WaitingCall]:
-    return [msgspec.convert(each, WaitingCall) for each in annotations.get(WAITS_KEY, {}).values()]

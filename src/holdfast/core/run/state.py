@@ -1,8 +1,8 @@
 """The state of a run: history, phases, results, usage; and the times of its steps."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, overload
 
 import msgspec
@@ -10,6 +10,7 @@ import msgspec
 from holdfast.clock import Clock
 from holdfast.core.run.messages import NATIVE_CODEC, NO_USAGE, MessageCodec, Usage
 from holdfast.core.run.turns import NO_TOTALS, Totals, TurnInput, TurnRecord
+from holdfast.core.run.waiting import Decision, WaitingCall
 
 
 class History(Sequence[Any]):
@@ -66,7 +67,7 @@ class PhaseOutput(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     output: Any
     #: The run's step count and execution time when the phase ended.
-    steps: int = msgspec.field(name="iteration")
+    steps: int
     elapsed: timedelta = timedelta(0)
 
 
@@ -87,12 +88,80 @@ class StepTimes(msgspec.Struct, frozen=True, gc=False, array_like=True):
     calls: tuple[CallTime, ...] = ()
 
 
-class StepEnd(msgspec.Struct, frozen=True, gc=False):
-    """Usage and annotations when a step was finished. A later save may find more of both in the state."""
+class StepCalls(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is known of calls of the current step that have no result."""
+
+    #: Calls that wait, by call id.
+    waits: dict[str, WaitingCall] = {}
+    #: Of an interrupted attempt: its announced `once` calls that were never started. Not stored before the attempt has
+    #: ended: after a crash an announced call may have been started.
+    not_started: tuple[str, ...] = ()
+    #: Of a parked run: the calls in doubt that a person has to resolve.
+    in_doubt: tuple[str, ...] = ()
+
+    def set_wait(self, call: WaitingCall) -> "StepCalls":
+        return msgspec.structs.replace(self, waits={**self.waits, call.call_id: call})
+
+    def remove_wait(self, call_id: str) -> "StepCalls":
+        waits = {each: wait for each, wait in self.waits.items() if each != call_id}
+        return msgspec.structs.replace(self, waits=waits)
+
+    @property
+    def undecided(self) -> tuple[WaitingCall, ...]:
+        """The calls that still wait."""
+        return tuple(call for call in self.waits.values() if call.decision is None)
+
+    @property
+    def decisions(self) -> dict[str, Decision]:
+        """The decisions of people and other programs, by call id."""
+        return {call.call_id: found for call in self.waits.values() if (found := call.recorded_decision) is not None}
+
+
+NO_CALLS = StepCalls()
+
+
+class RetryState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The retries of a run's calls after transient errors."""
+
+    #: How many there were.
+    count: int = 0
+    #: The last error.
+    error: str = ""
+    #: When the call is repeated. `None`: no call waits for that.
+    next_at: datetime | None = None
+    #: How often in a row the run was interrupted because its model was unavailable.
+    outages: int = 0
+
+
+NO_RETRY = RetryState()
+
+
+class Faults(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What kept earlier attempts from making progress."""
+
+    #: Attempts in a row in which the agent could not be built.
+    build_failures: int = 0
+    #: The step in which the run last ended its process, and how. Zero: it did not.
+    exit_step: int = 0
+    exit_error: str = ""
+
+
+NO_FAULTS = Faults()
+
+#: What ports keep with a run, by the name of the port.
+PortData = Mapping[str, Any]
+
+
+class StepEnd(msgspec.Struct, frozen=True):
+    """The part of the state when a step was finished that a later save may find changed."""
 
     own_usage: Usage = NO_USAGE
     child_usage: Usage = NO_USAGE
-    annotations: dict[str, Any] = {}
+    retry: RetryState = NO_RETRY
+    port_data: PortData = {}
+    loop_data: Any = None
+    #: About the calls of the step that waited, by call id.
+    decisions: dict[str, Decision] = {}
     times: StepTimes | None = None
 
 
@@ -120,12 +189,21 @@ class RunState:
     child_usage: Usage = NO_USAGE
     #: Execution time, without the time it was interrupted.
     elapsed: timedelta = timedelta(0)
-    #: Small plain data that ports keep with the run, each under its own name.
-    annotations: dict[str, Any] = field(default_factory=dict)
+    # The structs and mappings from here on are replaced, not changed: a save compares them by identity.
+    #: Of the current step.
+    calls: StepCalls = NO_CALLS
+    retry: RetryState = NO_RETRY
+    faults: Faults = NO_FAULTS
+    #: Messages of critics that no step has taken yet.
+    nudges: tuple[str, ...] = ()
+    #: Small plain data of ports, each under its own name. Set it with `set_port_data`.
+    port_data: PortData = field(default_factory=dict)
+    #: Plain data of the loop.
+    loop_data: Any = None
     #: Ids of mail that the next save consumes, in the same write as the entries that use it.
     consumed: list[str] = field(default_factory=list)
     #: Events for watchers that the next save adds to the journal: the number of messages before each, and its body.
-    notes: list[tuple[int, bytes]] = field(default_factory=list)
+    recorded_events: list[tuple[int, bytes]] = field(default_factory=list)
     #: The last step that was finished in this process.
     step_end: StepEnd = _NO_STEP
     #: Of a conversation: the turns that have ended, and the present one.
@@ -144,8 +222,15 @@ class RunState:
         self.steps += 1
         self.results.clear()
         self.history.finished_count = len(self.history)
-        annotations = dict(self.annotations) if self.annotations else {}
-        self.step_end = StepEnd(self.own_usage, self.child_usage, annotations, times)
+        decisions = {} if self.calls is NO_CALLS else self.calls.decisions
+        self.calls = NO_CALLS
+        self.step_end = StepEnd(
+            self.own_usage, self.child_usage, self.retry, self.port_data, self.loop_data, decisions, times
+        )
+
+    def set_port_data(self, name: str, value: Any) -> None:
+        """Keep plain data of a port with the run. The next save contains it."""
+        self.port_data = {**self.port_data, name: value}
 
     def finish_phase(self, name: str, output: Any) -> None:
         """Record the output of the current phase and start an empty conversation."""

@@ -22,6 +22,9 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 WaitKind = Literal["approval", "question", "signal", "timer", "result", "child"]
 
+#: The kinds whose decision stays on record.
+_RECORDED_KINDS: frozenset[WaitKind] = frozenset({"approval", "question", "result"})
+
 #: The kinds that a person has to answer.
 PERSON_KINDS = frozenset({"approval", "question"})
 
@@ -128,6 +131,17 @@ class WaitingCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     def needs_answer(self) -> bool:
         """Whether only `App.answer` ends the wait: by a person, or by the code that makes an external call."""
         return self.kind in PERSON_KINDS or (self.kind == "result" and not self.token_hash)
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether its decision stays on record when the step is finished."""
+        return self.kind in _RECORDED_KINDS
+
+    @property
+    def recorded_decision(self) -> Decision | None:
+        """The decision that stays on record, without the result of the call."""
+        decision = self.approval or (self.decision if self.is_recorded else None)
+        return None if decision is None else msgspec.structs.replace(decision, value=None)
 
     @property
     def digest(self) -> str:

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from holdfast.checkpoint.codec import Begin, Progress, Step, decode
+from holdfast.checkpoint.codec import Begin, Step, decode
 from holdfast.checkpoint.delta import index_turns
 from holdfast.checkpoint.errors import CheckpointError, RunConflict, RunExists
 from holdfast.checkpoint.journal import Entry, EntryKind
+from holdfast.checkpoint.progress import Progress
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.turns import TurnInput, TurnRecord
 from holdfast.runtime.operations.run_client import RunClient, make_queued_run

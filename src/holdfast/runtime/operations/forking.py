@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from holdfast.checkpoint.codec import Begin, JournalReader, Progress, RecordedResult, Step, decode, encode
+from holdfast.checkpoint.codec import Begin, JournalReader, RecordedResult, Step, decode, encode
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.journal import Entry, EntryKind
+from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import StoredRun
 from holdfast.core.errors import DefinitionError
 from holdfast.core.loop import Loop, PendingCall

@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from holdfast.checkpoint.codec import Progress, decode
+from holdfast.checkpoint.codec import decode
 from holdfast.checkpoint.errors import CheckpointError, RunEnded, RunNotFound
+from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import Mail, Receipt, RunFilter, RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore
 from holdfast.clock import Clock
 from holdfast.core.errors import DefinitionError, PayloadError
-from holdfast.core.execution.waits import read_waits
 from holdfast.core.json_value import JsonValue, to_json_value
 from holdfast.core.run.mail import CHILD_TOPIC, MESSAGE_TOPIC, encode_message
 from holdfast.core.run.waiting import TOKEN_LENGTH, Answer, Approve, Decision, Deny, Value, WaitingCall, hash_token
@@ -191,7 +191,7 @@ class Mailer:
 
 
 def _read_record_waits(record: RunRecord) -> Collection[WaitingCall]:
-    return read_waits(decode(record.progress, Progress).annotations)
+    return decode(record.progress, Progress).calls.undecided
 
 
 def _read_first(receipt: Receipt) -> Decision | None:

@@ -9,15 +9,7 @@ from typing import Any
 import msgspec
 
 from holdfast.checkpoint.claims import Claim
-from holdfast.checkpoint.codec import (
-    Begin,
-    DecodedRun,
-    Progress,
-    decode,
-    decode_run,
-    encode,
-    encode_begin,
-)
+from holdfast.checkpoint.codec import Begin, DecodedRun, decode, decode_run, encode, encode_begin
 from holdfast.checkpoint.errors import (
     CheckpointError,
     RunBusy,
@@ -28,15 +20,14 @@ from holdfast.checkpoint.errors import (
 )
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.journal import Entry, EntryKind
+from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunFilter, RunRecord, RunStatus, StoredRun
 from holdfast.checkpoint.store import NO_TRANSACTIONS, RunStore, SupportsTransactions
 from holdfast.concurrency import run_in_background
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.errors import DefinitionError, RunCancelled, RunFailed, RunParked
-from holdfast.core.execution.calls import IN_DOUBT_KEY
 from holdfast.core.execution.native_loop import NATIVE_LOOP, get_loop
 from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
-from holdfast.core.execution.waits import read_waits
 from holdfast.core.json_value import JsonValue
 from holdfast.core.loop import Loop
 from holdfast.core.ports import Resumption
@@ -99,19 +90,19 @@ class RunClient:
         not_before: datetime | None = None,
         connection: Any = None,
         *,
-        annotations: Mapping[str, Any] | None = None,
+        port_data: Mapping[str, Any] | None = None,
     ) -> str:
         """Queue a run for any worker. Durable when this returns. Idempotent for the same id, agent and input.
 
         Args:
             not_before: workers leave the run alone until then.
             connection: of the user to the store's database: the run exists only if its transaction commits.
-            annotations: of ports, such as the trace context of the caller.
+            port_data: of ports, such as the trace context of the caller.
 
         Raises:
             RunConflict: a run with this id has another agent, prompt or inputs.
         """
-        progress = Progress(annotations=dict(annotations or {}))
+        progress = Progress(port_data=dict(port_data or {}))
         new = make_queued_run(info, progress, [], not_before)
         if connection is not None:
             await self._submit_within(connection, new, info)
@@ -177,7 +168,7 @@ class RunClient:
 
     def read_waiting(self, record: RunRecord) -> RunWaiting:
         """Return what a waiting run waits for, as an error."""
-        calls = read_waits(decode(record.progress, Progress).annotations)
+        calls = decode(record.progress, Progress).calls.undecided
         if not calls and TURN_TOPIC in record.wake_on:
             return ConversationIdle(record.run_id)
         return RunWaiting(record.run_id, calls)
@@ -287,7 +278,8 @@ class RunClient:
         unknown = set(resolutions) - {call.call_id for call in pending}
         if unknown:
             raise CheckpointError(f"run {claim.run_id}: no pending call has the id {', '.join(sorted(unknown))}")
-        in_doubt = state.annotations.pop(IN_DOUBT_KEY, ())
+        in_doubt = state.calls.in_doubt
+        state.calls = msgspec.structs.replace(state.calls, in_doubt=())
         for call in pending:
             if call.call_id in resolutions:
                 state.results[call.call_id] = loop.make_result(call, resolutions[call.call_id])

@@ -2,21 +2,21 @@
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, TypedDict, Unpack
 
 import msgspec
 
-from holdfast.checkpoint.codec import Outcome, Progress, decode
+from holdfast.checkpoint.codec import Outcome, decode
 from holdfast.checkpoint.errors import RecordDecodeError
 from holdfast.checkpoint.journal import EntryKind
+from holdfast.checkpoint.progress import AttemptRecord, Progress
 from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus, StoredRun
 from holdfast.checkpoint.store import RunStore
 from holdfast.core.errors import DefinitionError
-from holdfast.core.execution.call_retries import RETRY_KEY
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import Usage
-from holdfast.runtime.reading.run_attempts import Attempt, read_attempts
+from holdfast.core.run.status import AttemptEnd
 from holdfast.runtime.reading.transcript import Call, Transcript, get_loop_name
 
 
@@ -91,7 +91,7 @@ class RunDetails(RunSummary, frozen=True, kw_only=True):
     decided_calls: tuple[Call, ...] = ()
     #: Which workers executed the run, oldest first: the newest attempts. Empty if a version that did not record them
     #: executed it.
-    attempts: tuple[Attempt, ...] = ()
+    attempts: tuple[AttemptRecord, ...] = ()
     #: Of a run that is done, as plain data. `App.result` returns it with its type.
     output: Any = None
     #: Of a run that failed.
@@ -170,7 +170,7 @@ async def list_records(
     while True:
         # Not more than fits: the cursor continues after the last record of the page.
         page = await store.list_page(run_filter, limit=limit - len(found), cursor=cursor)
-        found += [record for record in page.records if wanted is None or present_status(record) in wanted]
+        found += [record for record in page.records if wanted is None or record.current_status in wanted]
         cursor = page.cursor
         if cursor is None or len(found) >= limit:
             return RunRecords(records=tuple(found), cursor=cursor)
@@ -195,11 +195,26 @@ def make_filter(**query: Unpack[RunQuery]) -> tuple[RunFilter, frozenset[RunStat
     return run_filter, wanted
 
 
-def present_status(record: RunRecord) -> RunStatus:
-    """Return the run's status. A running run whose owner is dead is interrupted."""
-    if record.status is RunStatus.RUNNING and not record.owner_alive:
-        return RunStatus.INTERRUPTED
-    return record.status
+def read_attempts(record: RunRecord) -> tuple[AttemptRecord, ...]:
+    """Return the newest attempts of a run, oldest first. One that has neither ended nor works has died."""
+    try:
+        progress = decode(record.progress, Progress)
+    except RecordDecodeError:  # only a newer holdfast can decode it
+        return ()
+    if record.status is RunStatus.QUEUED:
+        return ()
+    attempts = [each if each.end else msgspec.structs.replace(each, end=AttemptEnd.DIED) for each in progress.attempts]
+    if record.status is not RunStatus.RUNNING or record.owner is None:
+        return tuple(attempts)
+    last = progress.attempts[-1] if attempts else None
+    if last is None or last.end is not None or last.worker_id != record.owner:  # the current one has not saved yet
+        number, at = (1 if last is None else last.number + 1), record.updated_at
+        attempts.append(
+            AttemptRecord(number=number, worker_id=record.owner, began_at=at, saved_at=at, end=AttemptEnd.DIED)
+        )
+    if record.owner_alive:
+        attempts[-1] = msgspec.structs.replace(attempts[-1], end=None)
+    return tuple(attempts)
 
 
 def summarize_run(record: RunRecord) -> RunSummary:
@@ -232,10 +247,10 @@ def _read_record(record: RunRecord) -> dict[str, Any]:
     info, progress = RunInfo(run_id=record.run_id, agent_name=record.agent_name), Progress()
     with suppress(RecordDecodeError):  # a listing continues; `doctor` reports the error
         info, progress = decode(record.info, RunInfo), decode(record.progress, Progress)
-    retry = progress.annotations.get(RETRY_KEY, {})
+    retry = progress.retry
     return {
         "run_id": record.run_id,
-        "status": present_status(record),
+        "status": record.current_status,
         "agent": record.agent_name,
         "caller": record.caller_id,
         "parent": record.parent_run_id,
@@ -258,17 +273,12 @@ def _read_record(record: RunRecord) -> dict[str, Any]:
         "wake_at": record.wake_at,
         "wake_on": tuple(record.wake_on),
         "cancel_requested": record.cancel_requested,
-        "retries": retry.get("count", 0),
-        "retry_error": retry.get("error", ""),
-        "next_retry_at": _read_next_retry(retry) if record.status is RunStatus.RUNNING else None,
+        "retries": retry.count,
+        "retry_error": retry.error,
+        "next_retry_at": retry.next_at if record.status is RunStatus.RUNNING else None,
         "conversation": info.conversation,
         "turns": progress.turns,
     }
-
-
-def _read_next_retry(retry: Mapping[str, Any]) -> datetime | None:
-    at = retry.get("next_at")
-    return datetime.fromtimestamp(at, UTC) if isinstance(at, int | float) else None
 
 
 def _parse_statuses(given: RunStatus | str | Iterable[RunStatus | str] | None) -> frozenset[RunStatus] | None:

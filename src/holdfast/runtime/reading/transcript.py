@@ -7,15 +7,14 @@ from typing import Any, Literal
 import msgspec
 
 from holdfast.adapters.readable import ReadableMessage, Resolution, Thinking, read_message
-from holdfast.checkpoint.codec import Begin, Outcome, Progress, RecordedResult, Step, decode
+from holdfast.checkpoint.codec import Begin, Outcome, RecordedResult, Step, decode
 from holdfast.checkpoint.errors import RecordDecodeError
 from holdfast.checkpoint.journal import Entry, EntryKind
+from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import RunRecord
-from holdfast.core.execution.call_retries import RETRY_KEY
-from holdfast.core.execution.waits import read_decisions, read_waits
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import NO_USAGE, Reply, System, ToolCall, ToolResult, Usage, User
-from holdfast.core.run.state import PhaseOutput, StepTimes
+from holdfast.core.run.state import NO_CALLS, PhaseOutput, StepCalls, StepTimes
 from holdfast.core.run.turns import TurnInput, TurnRecord
 from holdfast.core.run.waiting import Decision, WaitingCall, WaitKind
 
@@ -127,15 +126,15 @@ class Transcript:
 
     def _close_waits(self, record: RunRecord) -> None:
         """Set the state and the decisions of the calls that wait, or waited, in the current step."""
-        annotations = _read_annotations(record)
-        self._record_decisions(annotations)
-        for wait in () if record.is_terminal else read_waits(annotations):
+        calls = _read_calls(record)
+        self._record_decisions(calls.decisions)
+        for wait in () if record.is_terminal else calls.undecided:
             call = self._calls_by_id.get(wait.call_id)
             if call is not None and call.state not in _ANSWERED_STATES:
                 call.state, call.metadata = _WAIT_STATES[wait.kind], wait.metadata or wait.reason or None
 
-    def _record_decisions(self, annotations: dict[str, Any]) -> None:
-        for call_id, decision in read_decisions(annotations).items():
+    def _record_decisions(self, decisions: Mapping[str, Decision]) -> None:
+        for call_id, decision in decisions.items():
             if (call := self._calls_by_id.get(call_id)) is not None:
                 call.decision = decision
 
@@ -150,7 +149,7 @@ class Transcript:
                 yield from self._read_message(entry.seq, bytes(recorded.message), recorded.call)
             case EntryKind.STEP:
                 step = decode(entry.body, Step)
-                self._record_decisions(step.progress.annotations)
+                self._record_decisions(step.decisions)
                 yield _make_step_item(entry.seq, step)
             case EntryKind.PHASE:
                 phase = decode(entry.body, PhaseOutput)
@@ -243,7 +242,7 @@ def _make_step_item(seq: int, step: Step) -> TranscriptItem:
         step=progress.steps,
         at=step.at,
         usage=progress.usage,
-        retries=progress.annotations.get(RETRY_KEY, {}).get("count", 0),
+        retries=progress.retry.count,
         times=step.times,
     )
 
@@ -263,16 +262,14 @@ def _read_turn(entry: Entry) -> TranscriptItem:
 
 def read_record_waits(record: RunRecord) -> Sequence[WaitingCall]:
     """Return the calls of a run that wait. Empty if only a newer holdfast can decode them."""
-    return read_waits(_read_annotations(record))
+    return _read_calls(record).undecided
 
 
-def _read_annotations(record: RunRecord) -> dict[str, Any]:
+def _read_calls(record: RunRecord) -> StepCalls:
     try:
-        annotations = decode(record.progress, Progress).annotations
-        read_waits(annotations)
-    except (RecordDecodeError, msgspec.ValidationError):
-        return {}
-    return annotations
+        return decode(record.progress, Progress).calls
+    except RecordDecodeError:
+        return NO_CALLS
 
 
 def get_loop_name(record: RunRecord) -> str:

@@ -7,9 +7,10 @@ from typing import NamedTuple, Self
 
 import msgspec
 
-from holdfast.checkpoint.codec import Begin, Progress, decode
+from holdfast.checkpoint.codec import Begin, decode
 from holdfast.checkpoint.errors import InvalidCursor, RecordDecodeError
 from holdfast.checkpoint.journal import Entry, EntryKind
+from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.core.run.run_events import (
     CallDecided,
@@ -31,7 +32,6 @@ from holdfast.core.run.run_events import (
 )
 from holdfast.core.run.turns import TurnInput, TurnRecord
 from holdfast.core.run.waiting import Decision
-from holdfast.runtime.reading.run_views import present_status
 from holdfast.runtime.reading.transcript import Transcript, TranscriptItem, get_loop_name, read_record_waits
 
 _PATTERN = re.compile(r"([0-9a-f]{1,16})-([0-9]{1,18})-([0-9]{1,9})", re.ASCII)
@@ -130,8 +130,8 @@ def _read_entry(run_id: str, loop: str, entry: Entry) -> list[Event]:
         return [_make_turn_start(run_id, decode(entry.body, TurnInput))]
     if entry.kind is EntryKind.TURN:
         return [_make_turn_end(run_id, decode(entry.body, TurnRecord))]
-    if entry.kind is EntryKind.NOTE:
-        return _read_note(run_id, entry.body)
+    if entry.kind is EntryKind.EVENT:
+        return _read_recorded(run_id, entry.body)
     events: list[Event] = []
     reasoning: list[str] = []
     # A new transcript for each entry: it would collect all calls of the run.
@@ -143,7 +143,7 @@ def _read_entry(run_id: str, loop: str, entry: Entry) -> list[Event]:
     return events
 
 
-def _read_note(run_id: str, body: bytes) -> list[Event]:
+def _read_recorded(run_id: str, body: bytes) -> list[Event]:
     try:
         # A fork has the notes of the run that it was made from.
         return [msgspec.structs.replace(_NOTE_DECODER.decode(body), run_id=run_id)]
@@ -197,7 +197,7 @@ def _read_item(run_id: str, item: TranscriptItem, reasoning: str) -> Iterator[Ev
 
 def describe_present(record: RunRecord) -> tuple[Event, ...]:
     """Return the events that describe the run as it is now."""
-    run_id, status = record.run_id, present_status(record)
+    run_id, status = record.run_id, record.current_status
     events: list[Event] = [StatusChanged(run_id=run_id, status=status.value, reason=record.reason)]
     if status is RunStatus.RUNNING:
         events.append(StepStarted(run_id=run_id, step=_read_steps(record) + 1))

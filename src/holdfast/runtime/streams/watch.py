@@ -13,7 +13,6 @@ from holdfast.checkpoint.store import RunStore
 from holdfast.clock import Clock
 from holdfast.core.run.run_events import StatusChanged
 from holdfast.runtime.changes import ChangeSignal
-from holdfast.runtime.reading.run_views import present_status
 
 log = logging.getLogger("holdfast.events")
 
@@ -70,7 +69,7 @@ class StatusWatch:
 
     def _compare(self, record: RunRecord) -> StatusChanged | None:
         self._note_newest(record)
-        event = StatusChanged(run_id=record.run_id, status=present_status(record).value, reason=record.reason)
+        event = StatusChanged(run_id=record.run_id, status=record.current_status.value, reason=record.reason)
         if self._known.get(record.run_id) == event:
             return None
         if record.is_terminal:

@@ -9,9 +9,10 @@ from collections.abc import Awaitable, Collection, Sequence
 from typing import TypeVar
 
 from holdfast.checkpoint.claims import Claim
-from holdfast.checkpoint.codec import Progress, RecordedResult, decode
+from holdfast.checkpoint.codec import RecordedResult, decode
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
+from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, Mail, NewRun, Receipt, Release, RunStatus
 from holdfast.checkpoint.store import RunStore
 from holdfast.stores.wrapper import StoreWrapper

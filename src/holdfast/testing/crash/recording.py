@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
-from holdfast.checkpoint.codec import Progress, decode, decode_run
+from holdfast.checkpoint.codec import decode, decode_run
 from holdfast.checkpoint.journal import Entry
+from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import StoredRun
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.loop import Loop

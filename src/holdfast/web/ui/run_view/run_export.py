@@ -10,7 +10,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.checkpoint.codec import Progress, decode
+from holdfast.checkpoint.codec import decode
+from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import StoredRun
 from holdfast.runtime.reading.run_views import summarize_run
 from holdfast.runtime.reading.transcript import Transcript, get_loop_name

@@ -8,15 +8,15 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.checkpoint.codec import Progress, decode
+from holdfast.checkpoint.codec import decode
+from holdfast.checkpoint.progress import AttemptRecord, Progress
 from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore
 from holdfast.core.errors import DefinitionError
-from holdfast.core.execution.calls import IN_DOUBT_KEY
+from holdfast.core.run.status import AttemptEnd
 from holdfast.fanout.responses import is_fanout
 from holdfast.runtime.reading.formatting import explain_run, utc_now
-from holdfast.runtime.reading.run_attempts import Attempt, read_attempts
-from holdfast.runtime.reading.run_views import RunSummary, summarize_run
+from holdfast.runtime.reading.run_views import RunSummary, read_attempts, summarize_run
 from holdfast.runtime.reading.transcript import Call, Transcript, get_loop_name, read_record_waits
 from holdfast.web.auth import Principal
 from holdfast.web.ui.run_view.actions import list_tasks
@@ -47,7 +47,7 @@ async def read_doubts(store: RunStore, record: RunRecord) -> Sequence[Doubt]:
     transcript = Transcript(get_loop_name(record))
     transcript.read(stored.entries)
     transcript.close(stored.record)
-    in_doubt = decode(stored.record.progress, Progress).annotations.get(IN_DOUBT_KEY, ())
+    in_doubt = decode(stored.record.progress, Progress).calls.in_doubt
     return [
         Doubt(call=call, is_reported=call.call_id in in_doubt)
         for call in transcript.unanswered
@@ -98,12 +98,10 @@ MESSAGES = {
 }
 
 #: The look of an attempt by how it ended.
-_ATTEMPT_CLASSES = {
-    "": "running",
-    "waited": "waiting",
-    "stopped": "interrupted",
-    "died": "failed",
-    **{name: name for name in ("done", "failed", "cancelled", "parked")},
+_ATTEMPT_CLASSES: dict[AttemptEnd | None, str] = {
+    None: "running",
+    AttemptEnd.DIED: "failed",
+    **{end: end.value for end in AttemptEnd if end is not AttemptEnd.DIED},
 }
 
 _RESUMABLE = (RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.PARKED, RunStatus.INTERRUPTED)
@@ -134,7 +132,7 @@ def make_timeline(record: RunRecord, steps: Sequence[StepView], *, is_end: bool)
     return build_timeline(steps, attempts=attempts, waits_since=waits_since, now=utc_now())
 
 
-def _is_later(attempt: Attempt, steps: Sequence[StepView]) -> bool:
+def _is_later(attempt: AttemptRecord, steps: Sequence[StepView]) -> bool:
     """Whether the attempt began after these steps."""
     end = max((step.at for step in steps if step.at is not None), default=None)
     return attempt.began_at is not None and end is not None and attempt.began_at > end

@@ -7,8 +7,9 @@ from typing import Literal
 
 import msgspec
 
+from holdfast.checkpoint.progress import AttemptRecord
+from holdfast.core.run.status import AttemptEnd
 from holdfast.runtime.reading.formatting import format_duration
-from holdfast.runtime.reading.run_attempts import Attempt
 from holdfast.web.ui.run_view.run_steps import CallView, StepView
 
 #: Steps that a waterfall shows: the last ones of the window.
@@ -54,7 +55,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 def build_timeline(
     steps: Sequence[StepView],
     *,
-    attempts: Sequence[Attempt] = (),
+    attempts: Sequence[AttemptRecord] = (),
     waits_since: datetime | None = None,
     now: datetime,
 ) -> Timeline | None:
@@ -80,12 +81,12 @@ def build_timeline(
     return Timeline(lanes=list(_place(bars, max(worked, timedelta(milliseconds=1)))), worked=worked, waited=waited)
 
 
-def _add_resumes(bars: Sequence[Bar], attempts: Sequence[Attempt]) -> list[Bar]:
+def _add_resumes(bars: Sequence[Bar], attempts: Sequence[AttemptRecord]) -> list[Bar]:
     """Add a mark where a worker resumed the run. After a wait the bar of the wait says enough."""
     marked = list(bars)
     for before, attempt in pairwise(attempts):
         at = attempt.began_at
-        if at is None or at < bars[0].start or before.ended == "waited":
+        if at is None or at < bars[0].start or before.end is AttemptEnd.WAITING:
             continue
         following = next((bar for bar in bars if bar.end >= at), bars[-1])
         text = f"attempt {attempt.number}"

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from holdfast.checkpoint.codec import Progress, Step, decode
+from holdfast.checkpoint.codec import Step, decode
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.journal import Entry, EntryKind
+from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import RunRecord, StoredRun
 from holdfast.checkpoint.store import RunStore
 from holdfast.runtime.reading.formatting import cut_text, format_value
