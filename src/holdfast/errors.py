@@ -106,14 +106,9 @@ from holdfast.core.errors import (
     UnknownTool,
 )
 from holdfast.core.run.run_events import ReaderTooSlow
-from holdfast.core.run.waiting import RunWaiting
+from holdfast.core.run.waiting import OutageWait, RunWaiting
 from holdfast.db.tables import TablesError, TablesUnavailable
-from holdfast.fanout.errors import (
-    CorruptCheckpoint,
-    FanoutError,
-    PathRefused,
-    WorkspaceChanged,
-)
+from holdfast.fanout.errors import CorruptCheckpoint, FanoutError, PathRefused, WorkspaceChanged
 from holdfast.root_error import HoldfastError
 from holdfast.runtime.operations.mailing import AlreadyAnswered, NotWaiting
 from holdfast.web.errors import AddressInUse, Forbidden, InvalidToken, NotAuthenticated, RequestError
@@ -153,6 +148,7 @@ __all__ = [
     "NotAuthenticated",
     "NotDurable",
     "NotWaiting",
+    "OutageWait",
     "PathRefused",
     "PayloadError",
     "PersonaError",
