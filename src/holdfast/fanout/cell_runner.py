@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from holdfast.core.run.messages import Message, Reply, ToolCall
 from holdfast.core.run.run_events import Event, ReplyAdded, StepStarted, ToolCalled, ToolReturned
 from holdfast.core.run.waiting import RunWaiting
 from holdfast.fanout.cells import Cell, FanoutSettings
-from holdfast.fanout.checkpoint_file import Checkpoint, IncrementalSaver
+from holdfast.fanout.checkpoint_file import IncrementalSaver
 from holdfast.fanout.errors import FanoutError
 from holdfast.fanout.overlay import Overlay
 from holdfast.fanout.responses import (
@@ -44,7 +44,7 @@ class FanoutAgent:
     def __init__(self, name: str, cells: Sequence[Cell]) -> None:
         self.name = name
         self._cells = cells
-        #: Asks the cells. Set while `Fanout.run` executes.
+        #: Asks the cells. Set by `Fanout.run`.
         self.runner: CellRunner | None = None
 
     async def build(self, info: RunInfo) -> Agent:
@@ -95,21 +95,22 @@ class CellRunner:
         workspace: Workspace | None,
         overlays: dict[str, Overlay],
         saver: IncrementalSaver | None,
-        checkpoint: Checkpoint | None,
+        given: Sequence[ResponseSnapshot],
+        verbose: bool,
     ) -> None:
         """Make the runner of one call of `Fanout.run`.
 
         Args:
             overlays: receives the overlay of each run, by run id. The file tools read it.
             saver: writes the checkpoint file.
-            checkpoint: the file as it was: its completed responses are taken over.
+            given: the responses in the checkpoint file. Those that are completed are taken over.
+            verbose: log each step.
         """
         self._cells = {cell.id: cell for cell in cells}
         self._store, self._workspace, self._overlays, self._saver = store, workspace, overlays, saver
         self._listener = settings.listener
-        self._verbose = settings.verbose or (checkpoint is not None and checkpoint.verbose)
-        responses = checkpoint.responses if checkpoint is not None else ()
-        self._given: Mapping[str, ResponseSnapshot] = {each.model_id: each for each in responses if each.completed}
+        self._verbose = verbose
+        self._given = {each.model_id: each for each in given if each.completed}
         self._limits = ConcurrencyLimits(settings)
         #: By run id.
         self._progress: dict[str, _Progress] = {}

@@ -8,8 +8,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from holdfast.app import App
 from holdfast.checkpoint.errors import RunBusy, RunNotFound
 from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus
@@ -34,9 +32,6 @@ from holdfast.stores.from_url import store_from_url
 log = logging.getLogger("holdfast.fanout")
 
 _POLL_INTERVAL = timedelta(seconds=1)
-
-#: A run that stops with one of these can be resumed. Its responses say how far it is.
-_RESUMABLE_ERRORS = (RunInterrupted, RunParked, RunLost, RunWaiting)
 
 
 class Fanout:
@@ -93,6 +88,7 @@ class Fanout:
         #: The App that `run` has opened.
         self._app: App | None = None
         self._stopped = asyncio.Event()
+        self._verbose = self._settings.verbose
 
     @property
     def adapter_ids(self) -> tuple[str, ...]:
@@ -127,6 +123,7 @@ class Fanout:
         """
         self._stopped.clear()
         checkpoint = await asyncio.to_thread(self._load_checkpoint, resume=resume)
+        self._verbose = self._settings.verbose or (checkpoint is not None and checkpoint.verbose)
         if app is not None:
             store = _get_store(app)
             await self._execute(app, self._make_runner(store, checkpoint), resume=resume)
@@ -150,9 +147,7 @@ class Fanout:
     def _make_runner(self, store: RunStore, checkpoint: Checkpoint | None) -> CellRunner:
         saver = None
         if self._checkpoint_path is not None:
-            verbose = self._settings.verbose or (checkpoint is not None and checkpoint.verbose)
-            saver = IncrementalSaver(self._checkpoint_path, self._prompt, self.adapter_ids, verbose)
-        self._overlays.clear()
+            saver = IncrementalSaver(self._checkpoint_path, self._prompt, self.adapter_ids, self._verbose)
         return CellRunner(
             self._cells,
             store,
@@ -160,7 +155,8 @@ class Fanout:
             workspace=self._workspace,
             overlays=self._overlays,
             saver=saver,
-            checkpoint=checkpoint,
+            given=checkpoint.responses if checkpoint is not None else (),
+            verbose=self._verbose,
         )
 
     async def _execute_alone(self, store: RunStore, runner: CellRunner, *, resume: bool) -> None:
@@ -187,15 +183,11 @@ class Fanout:
             await store.remove(self.run_id)
             await remove_verdicts(store, self.run_id)
         self._agent.runner = runner
-        try:
-            if self._stopped.is_set():
-                return
-            unfinished = await list_unfinished(store, self.run_id, failed=self._settings.retry_failed)
-            await self._wait(app, self.run_id, self._run(app))
-            if unfinished and not self._stopped.is_set():
-                await self._retry(app, runner, unfinished)
-        finally:
-            self._agent.runner = None
+        if self._stopped.is_set():
+            return
+        unfinished = await list_unfinished(store, self.run_id, failed=self._settings.retry_failed)
+        if await self._wait(app, self.run_id, self._run(app)) and unfinished:
+            await self._retry(app, runner, unfinished)
 
     async def _run(self, app: App) -> None:
         """Run the fan-out to its end. If it waits for a provider, try that one again now."""
@@ -206,8 +198,8 @@ class Fanout:
                 await app.resume(run_id)
         await app.run(self._agent, self._prompt, inputs=inputs, run_id=run_id)
 
-    async def _wait(self, app: App, run_id: str, run: Coroutine[Any, Any, Any]) -> None:
-        """Wait for the end of a run, in vain if it can be resumed later.
+    async def _wait(self, app: App, run_id: str, run: Coroutine[Any, Any, Any]) -> bool:
+        """Wait for the end of a run, in vain if it can be resumed later. Return whether the App still works.
 
         The App would wait until an unavailable provider is back: a fan-out does not.
         """
@@ -222,8 +214,11 @@ class Fanout:
             if self._stopped.is_set() and self._app is not None:
                 await asyncio.wait([ended])  # `stop` shuts the App down
             if ended.done():
-                with suppress(*_RESUMABLE_ERRORS):
+                with suppress(RunParked, RunLost, RunWaiting):
                     ended.result()
+            return not self._stopped.is_set()
+        except RunInterrupted:  # the App shuts down
+            return False
         finally:
             for task in tasks:
                 task.cancel()
@@ -235,7 +230,8 @@ class Fanout:
         async def retry(cell: Cell) -> None:
             try:
                 await runner.open_cell(cell)
-                await self._wait(app, cell.run_id, app.resume(cell.run_id))
+                if not await self._wait(app, cell.run_id, app.resume(cell.run_id)):
+                    return
             except Exception as exc:  # the model's or a tool's own error: its response has it
                 log.debug("%s has failed again: %s", cell.id, exc)
             if (response := await runner.read_response(cell)) is not None and not response.interrupted:
@@ -274,13 +270,11 @@ class Fanout:
         return responses
 
     def _write_checkpoint(self, path: Path, responses: Sequence[ModelResponse]) -> None:
-        checkpoint = checkpoint_file.build(self._prompt, self.adapter_ids, responses, self._settings.verbose)
+        checkpoint = checkpoint_file.build(self._prompt, self.adapter_ids, responses, self._verbose)
         if checkpoint is None:
             checkpoint_file.clear(path)
         else:
-            existing = checkpoint_file.load(path)
-            verbose = self._settings.verbose or (existing is not None and existing.verbose)
-            checkpoint_file.save(path, msgspec.structs.replace(checkpoint, verbose=verbose))
+            checkpoint_file.save(path, checkpoint)
 
 
 def _get_store(app: App) -> RunStore:
