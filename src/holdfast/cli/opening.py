@@ -23,6 +23,7 @@ from holdfast.db.tables import Schema
 from holdfast.db.urls import POSTGRES_SCHEMES, parse_sqlite_path, redact_url
 from holdfast.runtime.operations.mailing import Mailer
 from holdfast.runtime.operations.run_client import RunClient
+from holdfast.runtime.operations.verdicts import SCHEMA as VERDICTS
 from holdfast.stores.from_url import DEFAULT_URL, store_from_url
 
 #: Report a store that takes longer than this to open.
@@ -163,9 +164,9 @@ async def migrate_all(store_url: str, *, langgraph: bool = False) -> None:
 
 def _list_schemas(url: str, *, langgraph: bool) -> list[Schema]:
     if not langgraph:
-        return list(BATTERIES)
+        return [*BATTERIES, VERDICTS]
     try:
         from holdfast.adapters.langgraph.saver.saver_schema import make_schema
     except ModuleNotFoundError as exc:
         raise CommandError(f'--langgraph needs {exc.name}: pip install "holdfast[langgraph]"') from exc
-    return [*BATTERIES, make_schema(postgres=url.partition(":")[0] in POSTGRES_SCHEMES)]
+    return [*BATTERIES, VERDICTS, make_schema(postgres=url.partition(":")[0] in POSTGRES_SCHEMES)]

@@ -18,7 +18,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: Rows whose runs are looked up in one go.
 _BATCH = 200
 
-_SCHEMA = Schema(
+SCHEMA = Schema(
     name="verdict",
     migrations=[
         [
@@ -52,7 +52,7 @@ async def record_verdict(store: RunStore, run_id: str, name: str, value: str, *,
         await cursor.execute("INSERT INTO verdict (run_id, name, value, decided_by, at) VALUES (?, ?, ?, ?, ?)", row)
 
     tables = store.tables()
-    await tables.open(_SCHEMA)
+    await tables.open(SCHEMA)
     await tables.transaction(work, lock=[f"verdict {run_id}"])
 
 
@@ -108,7 +108,7 @@ async def purge_verdicts(store: RunStore, after: str = "") -> str:
 async def _open_existing(store: RunStore) -> bool:
     """Open the table if there is one. A reader creates none."""
     tables = store.tables()
-    if not await tables.read_version(_SCHEMA):
+    if not await tables.read_version(SCHEMA):
         return False
-    await tables.open(_SCHEMA)
+    await tables.open(SCHEMA)
     return True
