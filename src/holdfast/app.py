@@ -4,13 +4,14 @@ import asyncio
 import builtins
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from datetime import datetime, timedelta
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack, get_args
 
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.fleet import count_runs
 from holdfast.checkpoint.store import RunStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.concurrency import close_with_timeout, run_in_background
+from holdfast.concurrency import close_with_timeout, end_forked_child, run_in_background
 from holdfast.config import CheckpointSettings, ConcurrencyLimit, WorkerSettings
 from holdfast.core.agents.agent import AgentRepository, AgentSource
 from holdfast.core.errors import DefinitionError, RunCancelled
@@ -38,6 +39,7 @@ from holdfast.core.trace_context import annotate_submit
 from holdfast.core.validation import check_choice, check_duration
 from holdfast.runtime.agent_registry import AgentRegistry, find_agent, resolve_agent
 from holdfast.runtime.conversations import CONVERSATION_LABEL, Conversation
+from holdfast.runtime.lifetime import Lifetime
 from holdfast.runtime.operations.forking import Fork
 from holdfast.runtime.operations.run_client import RunClient
 from holdfast.runtime.operations.verdicts import PICK, Verdict, read_verdict, record_verdict
@@ -163,7 +165,8 @@ class App:
             telemetry.observe(self.metrics)
         self._clock, self._shutdown_exceptions = clock, shutdown_exceptions
         self._remove_signal_handlers: Callable[[], None] | None = None
-        #: Set while the App is open.
+        #: Set when the App opens.
+        self._lifetime: Lifetime | None = None
         self._executor: Executor | None = None
         self._parts: StoreParts | None = None
 
@@ -174,6 +177,28 @@ class App:
         return self
 
     async def _open(self, *, take_runs: bool) -> None:
+        self._check_not_open()
+        self._lifetime = lifetime = Lifetime(self._close)
+        try:
+            await self._open_parts(take_runs=take_runs)
+        except BaseException:
+            self._lifetime = None
+            if self._checkpoints is not None:
+                await close_with_timeout("the store", self._checkpoints.close, self._clock)
+            raise
+        lifetime.start()
+        if self.worker_settings.handle_signals and can_install_handlers():
+            self._remove_signal_handlers = install_signal_handlers(self.shutdown)
+
+    def _check_not_open(self) -> None:
+        """Raise `DefinitionError` if the App is open. An event loop that was closed has taken it along."""
+        if self._lifetime is None or not self._lifetime.is_open:
+            return
+        if self._lifetime.loop is not asyncio.get_running_loop():
+            raise DefinitionError("the App is open in another event loop: use App.replace() for a second one")
+        raise DefinitionError("the App is open already: share it, or use App.replace() for a second one")
+
+    async def _open_parts(self, *, take_runs: bool) -> None:
         executor = Executor(
             self.ports,
             clock=self._clock,
@@ -210,30 +235,43 @@ class App:
             self._schedule.bind(self.submit, self.agents)
             if take_runs:
                 self._start_schedule()
-        if self.worker_settings.handle_signals and can_install_handlers():
-            self._remove_signal_handlers = install_signal_handlers(self.shutdown)
 
-    async def __aexit__(self, *error: object) -> None:
-        await self.shutdown()
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
+        if self._lifetime is None or not self._lifetime.is_forked:
+            await self.shutdown()
+        elif error is not None:
+            end_forked_child(error)
 
     async def shutdown(self, timeout: timedelta | None = None) -> None:
-        """Stop taking runs, let those under way reach their next step boundary, and close the store and the ports.
+        """Stop taking runs, let those in progress reach their next step boundary, and close the store and the ports.
 
-        An error while closing one of them is logged, and the others are closed all the same.
+        An error while closing one of them is logged, and the others are closed all the same. May be called again; every
+        call returns when the App is closed.
         """
         executor = self._open_executor
         if timeout is not None:
             check_duration("timeout", timeout)
         executor.begin_shutdown()  # before anything is awaited: no run begins another step
+        if self._lifetime is not None:
+            await self._lifetime.end(timeout)
+
+    async def _close(self, timeout: timedelta | None) -> None:
+        executor = self._open_executor
+        executor.begin_shutdown()
         if self._schedule_loop is not None:
             self._schedule_loop.cancel()
             self._schedule_loop = None
         if self._parts is not None:
             self._parts.worker.stop()
             await self._parts.janitor.close()
+        # The executor drains its runs, then ends the claims of this process, then closes the store.
         await executor.shutdown(self.worker_settings.shutdown_timeout if timeout is None else timeout)
         if self._parts is not None:
-            # After the executor: recovered runs are drained like any other.
             await self._parts.worker.close()
             await self._parts.health.close()
             await self._parts.hub.close()

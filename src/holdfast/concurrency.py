@@ -2,9 +2,12 @@
 
 import asyncio
 import logging
+import os
+import sys
+import traceback
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from holdfast.clock import Clock, Timer
 
@@ -13,7 +16,7 @@ T = TypeVar("T")
 log: logging.Logger = logging.getLogger("holdfast.run")
 
 #: Keeps tasks from being garbage-collected: the event loop holds only weak references.
-_BACKGROUND_TASKS: set[asyncio.Task[None]] = set()
+_BACKGROUND_TASKS: set[asyncio.Task[Any]] = set()
 
 #: During a shutdown, the time that a store or a port has to answer.
 SHUTDOWN_STORE_TIMEOUT = timedelta(seconds=5)
@@ -21,7 +24,7 @@ SHUTDOWN_STORE_TIMEOUT = timedelta(seconds=5)
 
 async def shielded(work: Awaitable[Any], *, suppress_cancel: bool = False) -> None:
     """Wait until `work` is done. A cancel of the caller meanwhile is raised afterwards, or suppressed."""
-    task = asyncio.ensure_future(work)
+    task = run_in_background(work) if asyncio.iscoroutine(work) else asyncio.ensure_future(work)
     cancel: asyncio.CancelledError | None = None
     while not task.done():
         try:
@@ -42,7 +45,7 @@ async def run_with_timeout(timeout: timedelta, work: Coroutine[Any, Any, None], 
 
     Raises what `work` raises.
     """
-    task = asyncio.ensure_future(work)
+    task = run_in_background(work)
     timer: Timer | None = None
 
     def wait() -> None:
@@ -75,29 +78,33 @@ async def close_with_timeout(name: str, close: Callable[[], Coroutine[Any, Any, 
         log.error("%s could not be closed: %s", name, exc, exc_info=exc)
 
 
-async def shielded_with_undo(awaitable: Awaitable[T], undo: Callable[[T], Coroutine[Any, Any, None]]) -> T:
-    """Return the result of `awaitable`. If the caller is cancelled first, undo the result when it arrives.
+def run_in_background(work: Coroutine[Any, Any, T], *, name: str | None = None) -> "asyncio.Task[T]":
+    """Start `work` in a task that only its owner cancels.
 
-    A store may grant a claim after its caller was cancelled. Without the undo the run would keep a live owner that
-    does not execute it.
+    `asyncio.run` cancels all tasks of a loop that ends, also those that write to a store, and so may a host. This task
+    is not listed in `asyncio.all_tasks`. A task that is listed has to wait for it, or the loop ends before it does.
     """
-    task = asyncio.ensure_future(awaitable)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        run_in_background(_undo_when_done(task, undo))
-        raise
-
-
-async def _undo_when_done(future: "asyncio.Future[T]", undo: Callable[[T], Coroutine[Any, Any, None]]) -> None:
-    await asyncio.wait([future])
-    if not future.cancelled() and future.exception() is None:
-        await undo(future.result())
-
-
-def run_in_background(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-    """Start `work` without waiting for it: an unresponsive store must not delay a cancel."""
-    task = asyncio.get_running_loop().create_task(work)
+    task = asyncio.get_running_loop().create_task(work, name=name)
+    asyncio._unregister_task(task)  # public by docs.python.org/3/library/asyncio-extending.html
     _BACKGROUND_TASKS.add(task)
     task.add_done_callback(_BACKGROUND_TASKS.discard)
     return task
+
+
+def end_forked_child(error: BaseException) -> NoReturn:
+    """End this process, a child that was forked while an App was open, with the exit code of `error`.
+
+    It shares the selector of the event loop and the connections of the store with its parent, which it would break,
+    and it would wait for threads that it does not have.
+    """
+    exit_error: BaseException | None = error
+    while exit_error is not None and not isinstance(exit_error, SystemExit):
+        exit_error = exit_error.__context__  # asyncio refuses to work in the child, which may hide the exit
+    code = 1 if exit_error is None else exit_error.code
+    if exit_error is None:
+        traceback.print_exception(error)
+    elif code is not None and not isinstance(code, int):
+        print(code, file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))

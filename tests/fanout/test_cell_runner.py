@@ -14,6 +14,7 @@ from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, Bounds, Phase, Reply, Usage, tool
 from holdfast.checkpoint import StoreCheckpoints
+from holdfast.checkpoint.cancel import cancel_run
 from holdfast.core.errors import DefinitionError, RunParked
 from holdfast.core.run.info import RunInfo
 from holdfast.fanout import Fanout, FanoutSettings, load, read_responses
@@ -225,7 +226,7 @@ async def test_a_model_whose_run_was_cancelled_has_failed(tmp_path: Path) -> Non
     store = SqliteStore(tmp_path / "runs.db")
     await store.open()
     checkpoints = StoreCheckpoints(store)
-    await checkpoints.cancel(make_cell_run_id("f", "a"))
+    await cancel_run(checkpoints.claims, make_cell_run_id("f", "a"))
     await checkpoints.close()
     await store.close()
     (response,) = await fanout(tmp_path, {"a": model}, fanout_id="f").run()

@@ -188,7 +188,7 @@ async def test_so_they_do_if_the_app_closes_while_a_refused_cancel_is_tried_agai
         await app.cancel("r")
         await recovery
         store.before = stop_half_way
-        retry = asyncio.create_task(app._stored.checkpoints.retry_pending_releases())  # as the janitor does
+        retry = asyncio.create_task(app._stored.checkpoints.claims.retry_pending_releases())  # as the janitor does
         await half_way.wait()
         store.claimed.clear()
         retry.cancel()  # as closing the janitor does

@@ -55,7 +55,7 @@ async def test_a_run_that_recovery_can_neither_load_nor_set_aside_is_set_aside_l
 ) -> None:
     store.down = {"load": 1, "release": 1}
     await app.recover()
-    await app._stored.checkpoints.retry_pending_releases()
+    await app._stored.checkpoints.claims.retry_pending_releases()
     left = await store.record()
     assert (left.status, left.strikes) == (RunStatus.INTERRUPTED, 0)
     assert (await app.run("agent", "go", run_id="run")).output == "ok"
@@ -67,7 +67,7 @@ async def test_an_unparked_run_goes_on_although_the_store_did_not_let_go_of_it_a
     await store.park(app._stored.checkpoints.worker_id)
     store.down = {"release": 1}
     await app.unpark("run")
-    await app._stored.checkpoints.retry_pending_releases()
+    await app._stored.checkpoints.claims.retry_pending_releases()
     await app.recover()
     assert (await app.result("run")).output == "ok"
 
@@ -86,7 +86,7 @@ async def test_what_cannot_be_done_and_not_be_undone_is_undone_later(
     store.down = {"list_runs": 1, "release": 1}
     with pytest.raises(CheckpointError, match="list_runs: the connection was lost"):
         await act(app)
-    await app._stored.checkpoints.retry_pending_releases()
+    await app._stored.checkpoints.claims.retry_pending_releases()
     left = await store.record()
     assert (left.status, left.strikes) == (was, 0)
 
@@ -100,7 +100,7 @@ async def test_a_cancel_whose_caller_is_cancelled_while_the_store_is_away_comes_
     cancelling.cancel()
     with pytest.raises(asyncio.CancelledError):
         await cancelling
-    await app._stored.checkpoints.retry_pending_releases()
+    await app._stored.checkpoints.claims.retry_pending_releases()
     assert (await store.record()).status is RunStatus.CANCELLED
 
 
@@ -123,7 +123,7 @@ async def test_a_claim_that_comes_too_late_and_cannot_be_given_back_is_given_bac
     cancelling.cancel()
     await store.refused.wait()
     await asyncio.gather(cancelling, return_exceptions=True)
-    await app._stored.checkpoints.retry_pending_releases()
+    await app._stored.checkpoints.claims.retry_pending_releases()
     assert (await store.record()).status is RunStatus.INTERRUPTED
 
 

@@ -16,6 +16,7 @@ from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.checkpoint.run_writer import ReleaseOptions, RunWriter
 from holdfast.checkpoint.store import RunStore
 from holdfast.clock import SYSTEM_CLOCK, Clock, Timer
+from holdfast.concurrency import run_in_background
 from holdfast.config import CheckpointSettings
 from holdfast.core.errors import RunCancelled, RunLost, format_error
 from holdfast.core.run.info import RunInfo
@@ -147,7 +148,7 @@ class StoreCheckpointer:
 
     def _start_flush(self) -> None:
         self._timer = None
-        task = asyncio.get_running_loop().create_task(self._flush())
+        task = run_in_background(self._flush())
         self._flush_tasks.add(task)
         task.add_done_callback(self._flush_tasks.discard)
 
@@ -289,8 +290,9 @@ class StoreCheckpointer:
             self._release_claim, status=status, reason=reason, outcome=outcome, retention=retention, wake_on=wake_on
         )
         if not retention and self._info.parent_run_id is None:
-            # Released first: a message that was accepted meanwhile must not be removed with the run.
-            write = partial(self._release_and_remove, write) if wake_on else self._remove
+            # Released first: a message that was accepted meanwhile must not be removed with the run, and a run that
+            # cannot be removed must not be executed again.
+            write = partial(self._release_and_remove, write)
         else:
             await self._save_rewrite()
         # A child without a retention is kept until its parent is removed: a resumed parent reads its outcome.
@@ -365,9 +367,6 @@ class StoreCheckpointer:
             if self._pending_release is not None and self._writer.claim is not None:
                 await self._pending_release(self._writer.claim)
                 self._pending_release = None
-
-    async def _remove(self, claim: Claim) -> None:
-        await self._store.remove(self._info.run_id, claim=claim)
 
     async def _release_claim(
         self, claim: Claim, *, reason: str = "", outcome: bytes | None = None, **options: Unpack[ReleaseOptions]

@@ -2,34 +2,29 @@
 
 import asyncio
 import logging
-import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from typing import Any
 
 import msgspec
 
+from holdfast.checkpoint.cancel import cancel_children
 from holdfast.checkpoint.checkpointer import NullCheckpointer, StoreCheckpointer
-from holdfast.checkpoint.claims import Claim, WorkerIdentity, this_process
-from holdfast.checkpoint.codec import DecodedRun, decode, decode_begin, decode_run, make_state
+from holdfast.checkpoint.claims import Claim
+from holdfast.checkpoint.codec import DecodedRun, decode, decode_run, make_state
 from holdfast.checkpoint.delta import StoredTurns, Watermark, make_watermark
 from holdfast.checkpoint.errors import (
     RecordDecodeError,
-    RunBusy,
     RunDamaged,
-    RunNotClaimable,
     RunNotFound,
-    StoreClosed,
     UnknownVersion,
 )
+from holdfast.checkpoint.ownership import Claims
 from holdfast.checkpoint.progress import AttemptLog, Progress
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
-    Release,
-    RunFilter,
     RunRecord,
     RunStatus,
     StoredRun,
@@ -37,9 +32,8 @@ from holdfast.checkpoint.record import (
 )
 from holdfast.checkpoint.store import RunStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.concurrency import run_in_background, shielded_with_undo
 from holdfast.config import CheckpointSettings
-from holdfast.core.errors import MissingDefinition, RunCancelled, RunLost, RunParked
+from holdfast.core.errors import MissingDefinition, RunParked
 from holdfast.core.ports import Checkpointer, ChildOutcome, Resumption
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import MessageCodec
@@ -124,7 +118,7 @@ _LoadedChild = tuple[Resumption | ChildOutcome | None, Callable[[], Awaitable[No
 
 
 class StoreCheckpoints:
-    """Makes the checkpointers of a store, and registers this process as one of its workers."""
+    """Makes the checkpointers of a store, and keeps the journals of recent conversations."""
 
     def __init__(
         self,
@@ -133,33 +127,44 @@ class StoreCheckpoints:
         settings: CheckpointSettings | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._store, self._clock = store, clock
-        self._settings = settings or CheckpointSettings()
-        self.worker_id: str = f"w-{secrets.token_hex(8)}"
-        #: Failed releases of runs that this process no longer executes.
-        self._pending_releases: set[Callable[[], Awaitable[None]]] = set()
-        self._retry: asyncio.Task[None] | None = None
+        self.store, self._clock = store, clock
+        self.settings = settings or CheckpointSettings()
+        #: This process as a worker: another one for each open.
+        self.claims = Claims(store, self.settings, clock)
+        #: Workers of earlier opens that may still be registered.
+        self._left_workers: set[str] = set()
         #: By run id: releases of children whose caller was cancelled while they were being claimed.
         self._child_releases: dict[str, asyncio.Task[None]] = {}
         self._recent = RecentConversations(store)
         self._open_lock = asyncio.Lock()
         self._is_open = False
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
-    def store(self) -> RunStore:
-        return self._store
+    def worker_id(self) -> str:
+        """The id of this process as a worker."""
+        return self.claims.worker_id
 
     async def open(self) -> None:
         """Open the store and register this process as a worker. Does nothing if it is open. `begin` calls this too."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            # Nothing of an event loop that has ended works in another one.
+            self._loop, self._open_lock, self._is_open = loop, asyncio.Lock(), False
+            self._child_releases = {}
         async with self._open_lock:
             if self._is_open:
                 return
-            await self._store.open()
-            self.worker_id = f"w-{secrets.token_hex(8)}"
+            await self.store.open()
             try:
-                await self._store.register_worker(WorkerIdentity(worker_id=self.worker_id, process=this_process()))
+                for worker_id in tuple(self._left_workers):
+                    await self.store.deregister_worker(worker_id)
+                    self._left_workers.discard(worker_id)
+                self.claims = Claims(self.store, self.settings, self._clock)
+                self._left_workers.add(self.claims.worker_id)
+                await self.claims.register()
             except BaseException:
-                await self._store.close()  # the next call opens it again
+                await self.store.close()  # the next call opens it again
                 raise
             self._is_open = True
 
@@ -168,10 +173,10 @@ class StoreCheckpoints:
         if not self._is_open:
             await self.open()
         return StoreCheckpointer(
-            self._store,
+            self.store,
             info,
             self.worker_id,
-            settings=self._settings,
+            settings=self.settings,
             clock=self._clock,
             owner=self,
         )
@@ -226,11 +231,11 @@ class StoreCheckpoints:
             claim,
             watermark,
             stored.record,
-            self._store,
+            self.store,
             info,
             state=state,
             attempts=attempts,
-            settings=self._settings,
+            settings=self.settings,
             clock=self._clock,
             owner=self,
         )
@@ -241,17 +246,17 @@ class StoreCheckpoints:
         If the caller is cancelled while the claim is in flight, the claim is undone when it arrives.
         """
         await self._wait_for_pending_release(info.run_id)
-        loading = asyncio.ensure_future(self._load_child(info, codec))
+        loading = self.claims.start(self._load_child(info, codec))
         try:
             return (await asyncio.shield(loading))[0]
         except asyncio.CancelledError:
-            self._child_releases[info.run_id] = run_in_background(self._release_after_cancel(info.run_id, loading))
+            self._child_releases[info.run_id] = self.claims.start(self._release_after_cancel(info.run_id, loading))
             raise
 
     async def _load_child(self, info: RunInfo, codec: MessageCodec) -> _LoadedChild:
         """Claim and load a child run. Return it with the release that undoes the claim."""
         try:
-            stored = await self._store.load(info.run_id)
+            stored = await self.store.load(info.run_id)
             if stored.record.is_terminal:
                 outcome = decode_run(stored, codec).outcome
                 if outcome is not None:
@@ -262,10 +267,11 @@ class StoreCheckpoints:
                 *CLAIMABLE_STATUSES,
                 *(RunStatus.WAITING, RunStatus.PARKED, RunStatus.FAILED, RunStatus.CANCELLED),
             }
-            claim = await self._store.claim(info.run_id, self.worker_id, statuses=statuses, steal=True)
-            undo = partial(self.release_claim, claim, restore_previous(claim, stored.record, now=self._clock.now()))
+            claim = await self.store.claim(info.run_id, self.worker_id, statuses=statuses, steal=True)
+            previous = restore_previous(claim, stored.record, now=self._clock.now())
+            undo = partial(self.claims.release_claim, claim, previous)
             try:
-                return self.resume(claim, await self._store.load(info.run_id), codec), undo
+                return self.resume(claim, await self.store.load(info.run_id), codec), undo
             except Exception:
                 await undo()
                 raise
@@ -289,128 +295,31 @@ class StoreCheckpoints:
         if (release := self._child_releases.get(run_id)) is not None:
             await asyncio.wait([release])
 
-    async def cancel(self, run_id: str) -> None:
-        """Cancel a run without a live owner, or ask its owner to. Its unfinished child runs are cancelled first.
-
-        Raises:
-            RunNotFound: there is no such run. RunNotClaimable: it is terminal already.
-        """
-        try:
-            claim, undo = await self._claim_to_cancel(run_id)
-        except RunBusy:
-            await self._store.request_cancel(run_id)
-            return
-        try:
-            await self.cancel_children(run_id)
-            stored = await self._store.load(run_id)
-            info, watermark = decode_begin(stored).info, Watermark(next_seq=stored.record.next_seq)
-        except (RunDamaged, RecordDecodeError, UnknownVersion) as exc:
-            await self.release(claim, self.make_cancelled(f"cancelled; {exc}"))
-        except asyncio.CancelledError:
-            run_in_background(self.release_claim(claim, undo))
-            raise
-        except BaseException:
-            await self.release_claim(claim, undo)
-            raise
-        else:
-            checkpointer = self._open_checkpointer(claim, stored, info, watermark, attempts=AttemptLog())
-            await checkpointer.fail(RunCancelled(f"run {run_id} was cancelled"))
-
-    def make_cancelled(self, reason: str) -> Release:
-        """Return the release that records a cancel without an outcome."""
-        return Release(status=RunStatus.CANCELLED, reason=reason, retention=self._settings.retention.cancelled)
-
-    async def _claim_to_cancel(self, run_id: str) -> tuple[Claim, Release]:
-        """Claim a run without a live owner. Returns the claim, and the release that undoes it."""
-        try:
-            claim = await shielded_with_undo(self._store.claim(run_id, self.worker_id), self._restore)
-        except RunNotClaimable as exc:
-            if exc.status not in (RunStatus.PARKED, RunStatus.WAITING):
-                raise
-            record = await self._store.get_record(run_id)
-            waited = Release(
-                status=RunStatus(exc.status), reason=record.reason, wake_at=record.wake_at, wake_on=record.wake_on
-            )
-            return await self.claim_with_undo(run_id, waited.status, waited), waited
-        return claim, restore_previous(claim)
-
-    async def _restore(self, claim: Claim) -> None:
-        await self.release_claim(claim, restore_previous(claim))
-
-    async def claim_with_undo(self, run_id: str, status: RunStatus, undo: Release) -> Claim:
-        """Claim a run of this status. If the caller is cancelled meanwhile, end the claim with `undo`."""
-        claiming = self._store.claim(run_id, self.worker_id, statuses={status})
-        return await shielded_with_undo(claiming, partial(self.release_claim, release=undo))
-
     async def cancel_children(self, run_id: str, *, continues: bool = False) -> None:
-        """Cancel the unfinished children of a run that the caller has claimed and will cancel next, or that continues.
-
-        Recovery leaves them alone meanwhile, because their parent is not terminal. If this process dies half-way,
-        the recorded cancel request makes the next owner cancel the run.
-        """
-        children = [child async for child in self._store.list_runs(RunFilter(parent_run_id=run_id))]
-        if children and not continues:
-            await self._store.request_cancel(run_id)
-        for child in children:
-            if child.is_terminal:
-                await self.cancel_children(child.run_id)
-                continue
-            with suppress(RunNotFound, RunNotClaimable):  # it has ended meanwhile
-                await self.cancel(child.run_id)
+        """Cancel the unfinished child runs of a run that is about to be cancelled, unless it `continues`."""
+        await cancel_children(self.claims, run_id, continues=continues)
 
     def add_pending_release(self, retry: Callable[[], Awaitable[None]]) -> None:
-        """Register `retry` with `retry_pending_releases`."""
-        self._pending_releases.add(retry)
-
-    async def release(self, claim: Claim, release: Release) -> None:
-        """Release a claim that has no checkpointer. `retry_pending_releases` repeats a release that failed."""
-        write = partial(self._store.release, claim, release)
-        self._pending_releases.add(write)  # first: this call may be cancelled, or run while the store closes
-        await write()
-        self._pending_releases.discard(write)
-
-    async def release_claim(self, claim: Claim, release: Release) -> None:
-        """Release a claim that this process will not use. A store error is logged, and the release is retried later."""
-        try:
-            await self.release(claim, release)
-        except (RunLost, StoreClosed):
-            pass  # another worker owns the run, or will once this worker is deregistered
-        except Exception as exc:  # a host's own store may raise anything
-            log.warning("run %s: could not release its claim, will retry: %s", claim.run_id, exc)
-
-    async def retry_pending_releases(self) -> None:
-        """Repeat the releases that failed. Until they succeed, this live worker owns runs that it does not execute.
-
-        A retry outlives its caller, and there is one at a time: half of a cancelled tree would be left to recovery.
-        """
-        if self._retry is None or self._retry.done():
-            self._retry = run_in_background(self._retry_each())
-        await asyncio.shield(self._retry)
-
-    async def _retry_each(self) -> None:
-        for write in list(self._pending_releases):
-            try:
-                await write()
-            except RunLost:
-                pass  # another worker owns the run
-            except Exception as exc:  # a host's own store may raise anything
-                log.warning("could not release a claim, will retry: %s", exc)
-                continue
-            self._pending_releases.discard(write)
+        """Call `retry` later: the release of a run failed."""
+        self.claims.add_pending_release(retry)
 
     async def close(self, *, keep_claims: bool = False) -> None:
-        """Retry failed releases, deregister this worker unless it keeps claims, and close the store."""
-        if self._is_open:
-            self._is_open = False
+        """Finish the use of claims, deregister this worker unless it keeps claims, and close the store."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        worker_id = self.claims.worker_id
+        try:
             try:
-                # Before deregistering: after it, a run that has ended would count as interrupted.
-                if self._retry is not None:
-                    await asyncio.wait([self._retry])  # it may not know of the releases that failed last
-                await self.retry_pending_releases()
-                if not keep_claims:
-                    await self._store.deregister_worker(self.worker_id)
+                await self.claims.finish()
             finally:
-                await self._store.close()
+                if keep_claims:
+                    self._left_workers.discard(worker_id)
+                else:
+                    await self.claims.deregister()
+                    self._left_workers.discard(worker_id)
+        finally:
+            await self.store.close()
 
 
 class NullCheckpoints:

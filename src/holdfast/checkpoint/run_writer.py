@@ -11,8 +11,9 @@ import msgspec
 from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.codec import decode, encode
 from holdfast.checkpoint.delta import Delta, Watermark
-from holdfast.checkpoint.errors import StoreUnavailable, TranscriptTooLarge
+from holdfast.checkpoint.errors import TranscriptTooLarge
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
+from holdfast.checkpoint.ownership import retry_while_unavailable
 from holdfast.checkpoint.progress import AttemptLog, AttemptRecord, Progress
 from holdfast.checkpoint.record import NewRun, Release, RunStatus
 from holdfast.checkpoint.store import RunStore
@@ -27,10 +28,6 @@ log = logging.getLogger("holdfast.checkpoint")
 
 #: A successful write proves the claim for this long: no check is needed before a `once` tool starts.
 CLAIM_PROOF_TTL = timedelta(seconds=1)
-
-#: The first pause before a write is retried. The pauses double.
-_INITIAL_BACKOFF = timedelta(milliseconds=50)
-_MAX_BACKOFF = timedelta(seconds=2)
 
 
 class ReleaseOptions(TypedDict, total=False):
@@ -182,20 +179,7 @@ class RunWriter:
 
     async def retry_until_timeout(self, work: Callable[[], Awaitable[None]]) -> None:
         """Do `work`. Repeat it while the store is unavailable, with growing pauses, until `store_timeout`."""
-        pause = _INITIAL_BACKOFF
-        deadline: float | None = None
-        while True:
-            try:
-                await work()
-                return
-            except StoreUnavailable:
-                now = self._clock.monotonic()
-                if deadline is None:
-                    deadline = now + self._settings.store_timeout.total_seconds()
-                if now + pause.total_seconds() > deadline:
-                    raise
-            await self._clock.sleep(pause)
-            pause = min(pause * 2, _MAX_BACKOFF)
+        await retry_while_unavailable(work, self._settings.store_timeout, self._clock)
 
 
 def _forget_consumed(state: RunState, mail_ids: Sequence[str]) -> None:

@@ -1,9 +1,11 @@
 """Errors of runs. The whole tree is drawn in `holdfast.root_error`."""
 
+import os
 from collections.abc import Awaitable
 from datetime import timedelta
 from typing import TypeVar
 
+from holdfast.concurrency import end_forked_child
 from holdfast.root_error import HoldfastError
 
 T = TypeVar("T")
@@ -283,10 +285,15 @@ async def convert_process_exit(work: Awaitable[T]) -> T:
         ProcessExit: it raised SystemExit or KeyboardInterrupt. Raised in a task, these two end the event loop before
             any run is saved.
     """
+    pid = os.getpid()
     try:
         return await work
-    except (SystemExit, KeyboardInterrupt) as exc:
-        raise ProcessExit(exc) from exc
+    except BaseException as exc:
+        if os.getpid() != pid:
+            end_forked_child(exc)
+        if isinstance(exc, SystemExit | KeyboardInterrupt):
+            raise ProcessExit(exc) from exc
+        raise
 
 
 class SaveFailed(RunInterrupted):

@@ -85,7 +85,7 @@ class Janitor:
         now = self._clock.monotonic()
         if now - self._purged_at >= PURGE_INTERVAL.total_seconds():
             self._purged_at = now
-            await self._checkpoints.retry_pending_releases()
+            await self._checkpoints.claims.retry_pending_releases()
             while await self._store.purge():
                 pass
             if self._counts_runs:

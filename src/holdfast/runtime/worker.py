@@ -6,16 +6,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.codec import decode
 from holdfast.checkpoint.errors import CheckpointError, RecordDecodeError, RunDamaged, StoreClosed, StoreError
 from holdfast.checkpoint.factory import StoreCheckpoints
+from holdfast.checkpoint.ownership import ClaimUse
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import Release, RunFilter, RunRecord, RunStatus, StoredRun, restore_previous
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.concurrency import run_in_background, shielded_with_undo
+from holdfast.concurrency import run_in_background
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.errors import MissingDefinition, RunCancelled, RunInterrupted, RunLost, RunParked
 from holdfast.core.execution.attempt import OnCancel
@@ -70,6 +72,14 @@ class RecoveryReport:
         return f"recovered {runs}: {summary}" if summary else "nothing to recover"
 
 
+class _NotExecuted(Exception):
+    """A claimed run is not executed here, and its claim has ended."""
+
+    def __init__(self, status: RecoveryStatus, reason: str) -> None:
+        super().__init__(reason)
+        self.status, self.reason = status, reason
+
+
 class Worker:
     """Claims due runs of known agents and executes them, `concurrency` at once."""
 
@@ -93,6 +103,7 @@ class Worker:
         self._checkpoints, self._executor, self._client, self._agents = checkpoints, executor, client, agents
         self._store, self._clock, self._concurrency = checkpoints.store, clock, concurrency
         self._max_runs = max_runs
+        self._claims = checkpoints.claims
         #: Runs that the loop has taken.
         self._taken = 0
         self._stopping = asyncio.Event()
@@ -101,7 +112,7 @@ class Worker:
     @property
     def worker_id(self) -> str:
         """The id under which this process claims runs."""
-        return self._checkpoints.worker_id
+        return self._claims.worker_id
 
     @property
     def is_taking_runs(self) -> bool:
@@ -159,9 +170,10 @@ class Worker:
         changed = asyncio.create_task(self._wait_for_change())
         try:
             while not self._stopping.is_set() and (running or not self._is_exhausted):
-                claims = await self._try_claim(self._count_room(len(running)))
-                self._taken += len(claims or ())
-                running |= {asyncio.create_task(self._process(claim)) for claim in claims or ()}
+                with self._claims.use():
+                    claims = await self._try_claim(self._count_room(len(running)))
+                    self._taken += len(claims or ())
+                    running |= {self._start(claim, RecoveryReport()) for claim in claims or ()}
                 full = self._count_room(len(running)) <= 0
                 if claims and not full:
                     continue
@@ -199,8 +211,9 @@ class Worker:
         running: set[asyncio.Task[None]] = set()
         try:
             while True:
-                claims = await self._try_claim(self._concurrency - len(running), raise_error=not running)
-                running |= {asyncio.create_task(self._process(claim, report)) for claim in claims or ()}
+                with self._claims.use():
+                    claims = await self._try_claim(self._concurrency - len(running), raise_error=not running)
+                    running |= {self._start(claim, report) for claim in claims or ()}
                 if not running:
                     return report
                 timeout = POLL_INTERVAL.total_seconds() if claims is None else None
@@ -212,58 +225,79 @@ class Worker:
         """Claim up to `room` due runs. Returns `None` if the store does not answer."""
         if room <= 0 or self._executor.draining:
             return []
-        claiming = self._store.claim_next(self._checkpoints.worker_id, agents=list(self._agents), limit=room)
+        claiming = self._store.claim_next(self.worker_id, agents=list(self._agents), limit=room)
         try:
-            return await shielded_with_undo(claiming, self._release_claims)
+            return await self._claims.claim(claiming, self._restore)
         except StoreError as exc:
             if raise_error or isinstance(exc, StoreClosed):
                 raise
             log.warning("could not claim runs, will retry: %s", exc)
             return None
 
-    async def _release_claims(self, claims: Sequence[Claim]) -> None:
+    async def _restore(self, claims: Sequence[Claim]) -> None:
         """Release claims whose caller was cancelled before they were granted."""
-        for claim in claims:
-            await self._checkpoints.release_claim(claim, restore_previous(claim))
+        await self._claims.restore(*claims)
 
     # -- one run ------------------------------------------------------------------------------------------------
 
-    async def _process(self, claim: Claim, report: RecoveryReport | None = None) -> None:
+    def _start(self, claim: Claim, report: RecoveryReport) -> "asyncio.Task[None]":
+        """Load and execute a claimed run in a task that only this worker cancels."""
+        use = self._claims.use()
+        task = run_in_background(self._process(claim, use, report))
+        task.add_done_callback(partial(self._on_processed, claim, use))
+        return task
+
+    def _on_processed(self, claim: Claim, use: ClaimUse, task: "asyncio.Task[None]") -> None:
+        if not use.has_ended:  # cancelled before the executor had the run
+            self._claims.start(self._claims.restore(claim))
+            use.end()
+
+    async def _process(self, claim: Claim, use: ClaimUse, report: RecoveryReport) -> None:
         """Load and execute a claimed run, and report its outcome."""
-        status, reason = await self._execute_claimed(claim)
-        report = RecoveryReport() if report is None else report
+        try:
+            resumption = await self._load_claimed(claim)
+            use.end()  # the executor has the run now: nothing is awaited before that
+            status, reason = await self._execute(self._agents[resumption.info.agent_name], resumption)
+        except _NotExecuted as exc:
+            use.end()
+            status, reason = exc.status, exc.reason
         report.statuses[claim.run_id] = status
         if status is not RecoveryStatus.COMPLETED:
             report.reasons[claim.run_id] = reason
 
-    async def _execute_claimed(self, claim: Claim) -> tuple[RecoveryStatus, str]:
+    async def _load_claimed(self, claim: Claim) -> Resumption:
+        """Load a claimed run.
+
+        Raises:
+            _NotExecuted: it cannot be executed here. Its claim was released.
+        """
         try:
             resumption = await self._prepare(claim)
-            if resumption is None:
-                return RecoveryStatus.PARKED, "poison"
         except (RunDamaged, RecordDecodeError) as exc:
-            return await self._park_damaged(claim, str(exc))
+            raise await self._park_damaged(claim, str(exc)) from exc
         except RunLost as exc:
-            return RecoveryStatus.INTERRUPTED, str(exc)
+            raise _NotExecuted(RecoveryStatus.INTERRUPTED, str(exc)) from exc
         except CheckpointError as exc:
             # A newer version, or a store that does not answer: the run itself is fine.
-            await self._checkpoints.release_claim(
+            await self._claims.release_claim(
                 claim, restore_previous(claim, reason=str(exc), delay=MissingDefinition.retry_after)
             )
             log.warning("run %s cannot be resumed now: %s", claim.run_id, exc)
-            return RecoveryStatus.INTERRUPTED, str(exc)
-        except asyncio.CancelledError:
-            run_in_background(self._checkpoints.release_claim(claim, restore_previous(claim)))
-            raise
+            raise _NotExecuted(RecoveryStatus.INTERRUPTED, str(exc)) from exc
         except Exception as exc:  # an adapter's codec may raise anything; the other runs continue
             log.error("run %s cannot be read", claim.run_id, exc_info=exc)
-            return await self._park_damaged(claim, f"{type(exc).__name__}: {exc}")
-        return await self._execute(self._agents[resumption.info.agent_name], resumption)
+            raise await self._park_damaged(claim, f"{type(exc).__name__}: {exc}") from exc
+        if resumption is None:
+            raise _NotExecuted(RecoveryStatus.PARKED, "poison")
+        if self._executor.draining:
+            await self._claims.restore(claim)
+            raise _NotExecuted(RecoveryStatus.INTERRUPTED, "this process shuts down")
+        return resumption
 
-    async def _park_damaged(self, claim: Claim, reason: str) -> tuple[RecoveryStatus, str]:
-        await self._checkpoints.release_claim(claim, Release(status=RunStatus.PARKED, reason=f"damaged: {reason}"))
+    async def _park_damaged(self, claim: Claim, reason: str) -> "_NotExecuted":
+        await self._claims.release_claim(claim, Release(status=RunStatus.PARKED, reason=f"damaged: {reason}"))
         log_parked(claim.run_id, "", 0, f"damaged: {reason}")
-        return RecoveryStatus.DAMAGED, reason
+        return _NotExecuted(RecoveryStatus.DAMAGED, reason)
 
     async def _execute(self, agent: AgentSource, resumption: Resumption) -> tuple[RecoveryStatus, str]:
         """Execute a resumed run to its end, and record its outcome."""
@@ -299,9 +333,9 @@ class Worker:
         """
         record = known.record if isinstance(known, StoredRun) else known
         agent = find_agent(self._agents, record.agent_name)
-        resumption = await self._claim_and_load(
-            record, statuses, manual=manual, loaded=known if isinstance(known, StoredRun) else None
-        )
+        loaded = known if isinstance(known, StoredRun) else None
+        with self._claims.use():
+            resumption = await self._claim_and_load(record, statuses, manual=manual, loaded=loaded)
         if resumption is None:
             return await self._client.result(record.run_id)
         return await self._executor.resume(agent, resumption, on_cancel=on_cancel)
@@ -313,13 +347,10 @@ class Worker:
         cancelled: Release | None = None
 
         async def put_back(claim: Claim) -> None:
-            await self._checkpoints.release_claim(
-                claim, cancelled or restore_previous(claim, record, now=self._clock.now())
-            )
+            await self._claims.release_claim(claim, cancelled or restore_previous(claim, record, now=self._clock.now()))
 
-        worker_id = self._checkpoints.worker_id
-        claiming = self._store.claim(record.run_id, worker_id, statuses=statuses, within_limits=True)
-        claim = await shielded_with_undo(claiming, put_back)
+        claiming = self._store.claim(record.run_id, self.worker_id, statuses=statuses, within_limits=True)
+        claim = await self._claims.claim(claiming, put_back)
         try:
             if manual and record.cancel_requested:
                 claim, cancelled = await self._client.reclaim_after_cancel(claim)
@@ -327,7 +358,7 @@ class Worker:
         except RunLost:
             raise
         except asyncio.CancelledError:
-            run_in_background(put_back(claim))
+            self._claims.start(put_back(claim))
             raise
         except Exception:
             await put_back(claim)

@@ -50,7 +50,7 @@ async def shut_down(host: SimulatedHost, clock: ManualClock, runs: "Sequence[asy
     """Shut the host down. How the runs ended, within the timeout and a little more."""
     shutdown = asyncio.create_task(host.executor.shutdown(TIMEOUT))
     await clock.advance(TIMEOUT)
-    for _ in range(6):  # for the runs, their store and its worker
+    for _ in range(8):  # for the runs, their claims, the worker and the store
         await clock.advance(SHUTDOWN_STORE_TIMEOUT / 2)
     assert shutdown.done(), "nobody waits for the store any longer"
     await shutdown
@@ -199,7 +199,7 @@ async def test_a_claimed_run_that_is_not_admitted_any_more_is_not_waited_for(
     silence.begin()
     shutdown = asyncio.create_task(host.executor.shutdown(TIMEOUT))
     resumed = asyncio.create_task(host.executor.resume(agent, resumption))
-    for _ in range(4):
+    for _ in range(8):  # for the admission, the claims, the worker and the store
         await clock.advance(SHUTDOWN_STORE_TIMEOUT / 2)
     assert (shutdown.done(), resumed.done()) == (True, True)
     assert type(resumed.exception()) is ShuttingDown

@@ -370,17 +370,27 @@ async def test_a_run_that_was_lost_is_left_alone() -> None:
     assert host.store.write_calls[-1] != "release"
 
 
-@pytest.mark.parametrize(("method", "retention"), [("remove", REMOVE_ENDED), ("release", REMOVE_DONE)])
+@pytest.mark.parametrize("retention", [REMOVE_ENDED, REMOVE_DONE])
 @pytest.mark.parametrize("error", [StoreFull("no room"), OSError("a host's own store")], ids=repr)
 async def test_an_error_while_settling_is_logged_and_does_not_mask_the_runs_own(
-    method: str, retention: Retention, error: Exception, caplog: pytest.LogCaptureFixture
+    retention: Retention, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     host = SimulatedHost(settings=CheckpointSettings(retention=retention))
-    host.store.fail(method, error)
+    host.store.fail("release", error)
     with caplog.at_level(logging.ERROR), pytest.raises(ValueError, match="the run's own"):
         await host.executor.run(agent_that_raises(ValueError("the run's own")), "go")
     assert "could not be finalized" in caplog.text
     assert str(error) in caplog.text
+
+
+async def test_a_failed_run_that_cannot_be_removed_is_not_executed_again(caplog: pytest.LogCaptureFixture) -> None:
+    host = SimulatedHost()
+    host.store.fail("remove", StoreFull("no room"))
+    with pytest.raises(ValueError, match="the run's own"):
+        await host.executor.run(agent_that_raises(ValueError("the run's own")), "go", run_id="r")
+    assert "run r has ended, and is removed by the next purge: no room" in caplog.text
+    assert (await host.get_statuses()) == {"r": RunStatus.FAILED}
+    assert await host.inner.purge() == 1
 
 
 async def test_an_error_while_completing_is_logged_and_the_result_stands(caplog: pytest.LogCaptureFixture) -> None:
@@ -395,7 +405,7 @@ async def test_what_the_store_would_not_take_at_the_end_is_settled_later() -> No
     host.store.fail("release", StoreFull("no room"))
     await host.executor.run(Agent(name="a", model=ScriptedModel("done")), "go")
     assert [record.status for record in await host.list_records()] == [RunStatus.RUNNING]
-    await host.checkpoints.retry_pending_releases()
+    await host.checkpoints.claims.retry_pending_releases()
     assert await host.list_records() == []
 
 
@@ -403,12 +413,12 @@ async def test_so_is_the_end_of_a_run_that_began_before_an_earlier_look() -> Non
     host = SimulatedHost()
 
     async def meanwhile(messages: Sequence[Message]) -> Reply:
-        await host.checkpoints.retry_pending_releases()
+        await host.checkpoints.claims.retry_pending_releases()
         host.store.fail("release", StoreFull("no room"))
         return Reply(text="done")
 
     await host.executor.run(Agent(name="a", model=ScriptedModel(meanwhile)), "go")
-    await host.checkpoints.retry_pending_releases()
+    await host.checkpoints.claims.retry_pending_releases()
     assert await host.list_records() == []
 
 
@@ -424,12 +434,12 @@ async def test_a_look_that_is_cancelled_half_way_forgets_nothing() -> None:
         await go_on.wait()
 
     host.store.before = hang
-    look = asyncio.create_task(host.checkpoints.retry_pending_releases())
+    look = asyncio.create_task(host.checkpoints.claims.retry_pending_releases())
     await reached.wait()
     look.cancel()
     await asyncio.wait([look])
     go_on.set()
-    await host.checkpoints.retry_pending_releases()
+    await host.checkpoints.claims.retry_pending_releases()
     assert await host.list_records() == []
 
 

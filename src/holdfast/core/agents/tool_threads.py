@@ -8,12 +8,14 @@ import asyncio
 import contextlib
 import contextvars
 import functools
+import os
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future
 from types import TracebackType
 from typing import Any, ParamSpec, Protocol, Self, TypeVar
 
+from holdfast.concurrency import end_forked_child
 from holdfast.core.agents.tool_context import _CURRENT_CALL, ToolContext
 from holdfast.core.errors import ProcessExit
 
@@ -37,6 +39,7 @@ class ToolThread(threading.Thread):
     def __init__(self, slot: "ThreadSlot", work: Callable[[], Any], future: "Future[Any]") -> None:
         super().__init__(name="holdfast tool", daemon=True)
         self._slot, self._work, self._future = slot, work, future
+        self._pid = os.getpid()
 
     @property
     def has_returned(self) -> bool:
@@ -62,6 +65,8 @@ class ToolThread(threading.Thread):
             # asyncio refuses a StopIteration as the exception of a future, and the call would wait for ever.
             future.set_exception(_with_cause(RuntimeError("the tool raised StopIteration"), exc))
         except (SystemExit, KeyboardInterrupt) as exc:
+            if os.getpid() != self._pid:
+                end_forked_child(exc)
             # Raised in a task, these two end the event loop before any run is saved.
             future.set_exception(_with_cause(ProcessExit(exc), exc))
         except BaseException as exc:

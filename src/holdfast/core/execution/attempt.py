@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from holdfast.clock import Clock
-from holdfast.concurrency import shielded
+from holdfast.concurrency import run_in_background, shielded
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.agents.tool_threads import ToolThreads
 from holdfast.core.errors import (
@@ -118,6 +118,8 @@ class RunExecution:
         self.outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._parent = parent
         self._task: asyncio.Task[Any] | None = None
+        #: The task of the executor that waits for this run; `None` for a child, which the task of its tool waits for.
+        self.supervisor: asyncio.Task[Any] | None = None
         #: The run's own task waits for the store.
         self._writing = False
         #: Writes that other tasks than the run's own have started.
@@ -166,8 +168,17 @@ class RunExecution:
             above = RunInterrupted(f"run {self._parent.info.run_id} was interrupted")
         if above is not None and self.is_resumable_after(above):
             self.stop(RunInterrupted(f"run {self.info.run_id} stopped with its parent: {above}"))
+        elif self._is_root_cancelled:  # together with this one, and not stopped yet
+            self.stop(RunInterrupted(f"run {self.info.run_id} was interrupted with its parent"))
         else:
             self.stop(cancel)
+
+    @property
+    def _is_root_cancelled(self) -> bool:
+        root = self
+        while root._parent is not None:
+            root = root._parent
+        return root.supervisor is not None and root.supervisor.cancelling() > 0
 
     def record_call_error(self, error: BaseException) -> None:
         """Record that a tool call stops the run with `error`, before its sibling calls are cancelled."""
@@ -345,7 +356,7 @@ class RunExecution:
 
     async def _write_in_background(self, write: Coroutine[Any, Any, None]) -> None:
         """Finish the write even if the task that asks for it is cancelled."""
-        task = asyncio.ensure_future(write)
+        task = run_in_background(write)
         self._background_writes.add(task)
         try:
             await shielded(task)

@@ -7,7 +7,13 @@ from datetime import timedelta
 from typing import Any, Unpack
 
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.concurrency import SHUTDOWN_STORE_TIMEOUT, close_with_timeout, run_with_timeout, shielded
+from holdfast.concurrency import (
+    SHUTDOWN_STORE_TIMEOUT,
+    close_with_timeout,
+    run_in_background,
+    run_with_timeout,
+    shielded,
+)
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.agents.tool_threads import ToolThreads
 from holdfast.core.errors import ProcessExit, RunAlreadyRunning, RunCancelled, RunError, RunLost, ShuttingDown
@@ -60,6 +66,9 @@ class Executor:
         self._runs: dict[str, RunExecution] = {}
         #: Keeps them from being garbage-collected.
         self._supervisors: set[asyncio.Task[Result]] = set()
+        #: Handed over, and not admitted or refused yet.
+        self._entering: set[RunExecution] = set()
+        #: Set while there are neither runs nor entering ones.
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
@@ -106,20 +115,23 @@ class Executor:
         """
         info = resumption.info
         run = RunExecution(info, self._services, resumption=resumption)
+        self._enter(run)
         if info.parent_run_id is None:
             lost = RunLost(f"run {info.run_id} was lost to another worker, and claimed again by this one")
             try:
                 await self.stop_superseded(info.run_id, lost)
             except BaseException:
-                await shielded(release_claim(run))
+                await shielded(self._refuse(run))
                 raise
         return await self._execute(agent, run, on_cancel)
 
     async def _execute(self, agent: AgentSource, run: RunExecution, on_cancel: OnCancel) -> Result:
         """Execute the run in a task of this executor, which outlives the caller, and wait for it."""
+        self._enter(run)
         task = asyncio.create_task(self.supervise(agent, run), name=f"holdfast supervisor of run {run.info.run_id}")
+        run.supervisor = task
         self._supervisors.add(task)
-        task.add_done_callback(self._on_supervisor_done)
+        task.add_done_callback(functools.partial(self._on_supervisor_done, run))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError as cancel:
@@ -129,8 +141,10 @@ class Executor:
                 await shielded(asyncio.wait([task]), suppress_cancel=True)
             raise
 
-    def _on_supervisor_done(self, task: "asyncio.Task[Result]") -> None:
+    def _on_supervisor_done(self, run: RunExecution, task: "asyncio.Task[Result]") -> None:
         self._supervisors.discard(task)
+        if run in self._entering:  # cancelled before it began
+            run_in_background(self._refuse(run))
         if not task.cancelled():
             task.exception()  # retrieved: the caller may have left
 
@@ -174,27 +188,29 @@ class Executor:
             ShuttingDown: a shutdown has begun. The claim was released.
         """
         run_id = run.info.run_id
-        await self._admit(run)
-        self._runs[run_id] = run
-        self._idle.clear()
+        try:
+            await self._admit(run)
+            self._runs[run_id] = run
+            self._idle.clear()
+        finally:
+            self._leave(run)
         error: BaseException | None = RunError(f"run {run_id} was not started")
         result: StoredResult | None = None
         try:
-            task = asyncio.create_task(execute(run, agent), name=f"holdfast run {run_id}")
+            # Only a stop of the run cancels it, which waits for a write in flight.
+            task = run_in_background(execute(run, agent), name=f"holdfast run {run_id}")
             run.bind_task(task)
             cancel = await _wait_for_task(task, run)
             error = run.get_error(task)
             result = task.result() if error is None else None
-            run.finalize_task = asyncio.ensure_future(finalize(run, error, result))
+            run.finalize_task = run_in_background(finalize(run, error, result))
             await shielded(run.finalize_task)
             error = run.finalize_task.result()
             result = result if error is None else None
         finally:
             _resolve_outcome(run, error, result)
             del self._runs[run_id]
-            if not self._runs:
-                self._services.intent_timer.clear()
-                self._idle.set()
+            self._leave(run)
         if isinstance(error, ProcessExit) and not run.is_child:
             log.error("run %s: %s. The other runs of this process are interrupted, and it exits", run_id, error)
             await self.shutdown()
@@ -204,6 +220,24 @@ class Executor:
         if result is None:
             raise error or RunError(f"run {run_id} has no result")
         return result[0]
+
+    def _enter(self, run: RunExecution) -> None:
+        self._entering.add(run)
+        self._idle.clear()
+
+    def _leave(self, run: RunExecution) -> None:
+        self._entering.discard(run)
+        if not self._runs:
+            self._services.intent_timer.clear()
+            if not self._entering:
+                self._idle.set()
+
+    async def _refuse(self, run: RunExecution) -> None:
+        """Release the claim of a run whose caller or supervisor was cancelled before it began."""
+        try:
+            await release_claim(run)
+        finally:
+            self._leave(run)
 
     async def _admit(self, run: RunExecution) -> None:
         run_id, draining = run.info.run_id, self._draining
@@ -240,9 +274,7 @@ class Executor:
         """
         self.begin_shutdown()
         if self._shutdown_task is None:
-            self._shutdown_task = asyncio.create_task(
-                self._drain(self._shutdown_timeout if timeout is None else timeout)
-            )
+            self._shutdown_task = run_in_background(self._drain(self._shutdown_timeout if timeout is None else timeout))
         await asyncio.shield(self._shutdown_task)
 
     async def _drain(self, timeout: timedelta) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.checkpoint.cancel import cancel_run, make_cancelled_release
 from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.codec import Begin, DecodedRun, decode, decode_run, encode, encode_begin
 from holdfast.checkpoint.errors import (
@@ -23,7 +24,6 @@ from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunFilter, RunRecord, RunStatus, StoredRun
 from holdfast.checkpoint.store import NO_TRANSACTIONS, RunStore, SupportsTransactions
-from holdfast.concurrency import run_in_background
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.errors import DefinitionError, RunCancelled, RunFailed, RunParked
 from holdfast.core.execution.native_loop import NATIVE_LOOP, get_loop
@@ -204,17 +204,23 @@ class RunClient:
         )
 
     async def cancel(self, run_id: str) -> None:
-        """Cancel a run. Raises as `StoreCheckpoints.cancel` does."""
-        await self._checkpoints.cancel(run_id)
+        """Cancel a run without a live owner, or ask its owner to. Its unfinished child runs are cancelled first.
+
+        Raises:
+            RunNotFound: there is no such run. RunNotClaimable: it is terminal already.
+        """
+        await cancel_run(self._checkpoints.claims, run_id)
 
     async def reclaim_after_cancel(self, claim: Claim) -> tuple[Claim, Release]:
         """Claim a run again that a person resumes despite a pending cancel request: record the cancel first.
 
         Returns the new claim, and the release that undoes it.
         """
-        cancelled = self._checkpoints.make_cancelled("cancelled before it was resumed")
+        retention = self._checkpoints.settings.retention
+        cancelled = make_cancelled_release("cancelled before it was resumed", retention)
         await self._store.release(claim, cancelled)
-        return await self._checkpoints.claim_with_undo(claim.run_id, RunStatus.CANCELLED, cancelled), cancelled
+        claims = self._checkpoints.claims
+        return await claims.claim_with_status(claim.run_id, RunStatus.CANCELLED, cancelled), cancelled
 
     async def unpark(self, run_id: str, resolutions: Mapping[str, Any] | None = None) -> None:
         """Make a parked run interrupted and clear its strikes: recovery resumes it.
@@ -230,19 +236,21 @@ class RunClient:
             CheckpointError: a resolution is for a call that is not pending.
         """
         parked = Release(status=RunStatus.PARKED, reason=(await self.get_record(run_id)).reason)
-        claim = await self._checkpoints.claim_with_undo(run_id, RunStatus.PARKED, parked)
-        try:
-            await self._record_resolutions(claim, resolutions or {})
-            for child in await self._list_parked_children(run_id):
-                await self.unpark(child)
-        except asyncio.CancelledError:
-            run_in_background(self._checkpoints.release_claim(claim, parked))
-            raise
-        except BaseException:
-            await self._checkpoints.release_claim(claim, parked)
-            raise
-        # The resolutions are saved. If this release fails, it is retried.
-        await self._checkpoints.release_claim(claim, Release(status=RunStatus.INTERRUPTED))
+        claims = self._checkpoints.claims
+        with claims.use():
+            claim = await claims.claim_with_status(run_id, RunStatus.PARKED, parked)
+            try:
+                await self._record_resolutions(claim, resolutions or {})
+                for child in await self._list_parked_children(run_id):
+                    await self.unpark(child)
+            except asyncio.CancelledError:
+                claims.start(claims.release_claim(claim, parked))
+                raise
+            except BaseException:
+                await claims.release_claim(claim, parked)
+                raise
+            # The resolutions are saved. If this release fails, it is retried.
+            await claims.release_claim(claim, Release(status=RunStatus.INTERRUPTED))
 
     async def requeue(self, run_id: str) -> None:
         """Make a parked, failed or cancelled run interrupted, durably: a worker resumes it after its last good step.
@@ -261,10 +269,12 @@ class RunClient:
                 raise RunBusy(run_id, record.owner)
             raise RunNotClaimable(run_id, record.status, record.reason)
         due = Release(status=RunStatus.INTERRUPTED)
-        claim = await self._checkpoints.claim_with_undo(run_id, record.status, due)
-        if record.cancel_requested:
-            claim, _ = await self.reclaim_after_cancel(claim)
-        return await self._checkpoints.release_claim(claim, due)
+        claims = self._checkpoints.claims
+        with claims.use():
+            claim = await claims.claim_with_status(run_id, record.status, due)
+            if record.cancel_requested:
+                claim, _ = await self.reclaim_after_cancel(claim)
+            return await claims.release_claim(claim, due)
 
     async def _list_parked_children(self, run_id: str) -> list[str]:
         wanted = RunFilter(parent_run_id=run_id, statuses=frozenset({RunStatus.PARKED}))

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +15,7 @@ from holdfast.stores.postgres.database import Database, escape_text, unescape_te
 log = logging.getLogger("holdfast.stores.postgres")
 
 REGISTER_SQL = "select holdfast.beat($1::text[], $2::text[], $3::bigint[], $4::text[], $5::float8)"
+DEREGISTER_SQL = "select holdfast.discharge($1::text[])"
 _RENEW_SQL = "select holdfast.renew($1::text[], $2::float8)"
 
 #: Heartbeats within the lease timeout. One is given up after two intervals, so that another connection can be tried
@@ -42,13 +43,20 @@ class Heartbeat:
 
     It has a thread, an event loop and a connection of its own: a tool that blocks the main event loop for an hour does
     not make its worker look dead. A stopped process does, to other hosts.
+
+    It deregisters workers that left while the server did not answer, if need be after `stop`, and all workers of an
+    event loop that was closed.
     """
 
     def __init__(self, database: Database, lease_timeout: timedelta) -> None:
         self._database, self._lease_timeout = database, lease_timeout
         self._register_sql = database.sql.with_schema(REGISTER_SQL)
         self._renew_sql = database.sql.with_schema(_RENEW_SQL)
+        self._deregister_sql = database.sql.with_schema(DEREGISTER_SQL)
         self._workers: dict[str, WorkerIdentity] = {}
+        #: They are being deregistered, or that failed.
+        self._leaving: set[str] = set()
+        self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         #: Held while a heartbeat is under way.
         self._beat_lock = threading.Lock()
@@ -66,20 +74,33 @@ class Heartbeat:
     def add(self, worker: WorkerIdentity) -> None:
         with self._lock:
             self._workers[worker.worker_id] = worker
+        self._start()
+
+    def _start(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="holdfast-postgres-heartbeat", daemon=True)
             self._thread.start()
 
-    async def remove(self, worker_id: str) -> None:
-        """Stop the heartbeat of this worker. Only one that hangs at the server may still arrive afterwards."""
+    async def leave(self, worker_id: str) -> None:
+        """Stop the heartbeat of this worker. Only one that hangs at the server may still arrive afterwards.
+
+        Without `left` the thread deregisters the worker later.
+        """
         with self._lock:
-            if self._workers.pop(worker_id, None) is None:
-                return
-        await asyncio.to_thread(self._wait_for_beat)
+            worker = self._workers.pop(worker_id, None)
+            self._leaving.add(worker_id)
+        self._start()
+        if worker is not None:
+            await asyncio.to_thread(self._wait_for_beat)
+
+    def left(self, worker_ids: Iterable[str]) -> None:
+        """The workers were deregistered."""
+        with self._lock:
+            self._leaving.difference_update(worker_ids)
 
     async def stop(self) -> None:
         self._stop.set()
-        if self._thread is not None:
+        if self._thread is not None and not self._leaving:
             # The thread ends after its heartbeat, or with the process.
             await asyncio.to_thread(self._thread.join, _CLOSE_TIMEOUT_S)
 
@@ -91,7 +112,9 @@ class Heartbeat:
         interval = self._lease_timeout.total_seconds() / _BEATS_PER_LEASE
         pause = interval
         with asyncio.Runner() as runner:
-            while not self._stop.wait(pause):
+            while not self._stop.wait(pause) or self._leaving:
+                if self._stop.is_set():
+                    time.sleep(_RETRY_AFTER_S)
                 try:
                     with self._beat_lock:
                         runner.run(self._send_heartbeat(_MAX_BEAT_INTERVALS * interval))
@@ -104,13 +127,20 @@ class Heartbeat:
 
     async def _send_heartbeat(self, timeout: float) -> None:
         with self._lock:
-            workers = list(self._workers.values())
-        if not workers:
+            if self._loop.is_closed():
+                self._leaving |= self._workers.keys()
+                self._workers.clear()
+            workers, leaving = list(self._workers.values()), list(self._leaving)
+        if not workers and not leaving:
             return
         deadline = asyncio.get_running_loop().time() + timeout
         if self._connection is None or self._connection.is_closed:
             self._connection = await self._database.connect(deadline=deadline)
         try:
+            if leaving:
+                gone = [escape_text(worker_id) for worker_id in leaving]
+                await self._connection.execute(self._deregister_sql, (gone,), deadline=deadline)
+                self.left(leaving)
             params = ([escape_text(worker.worker_id) for worker in workers], self._lease_timeout.total_seconds())
             rows = await self._connection.execute(self._renew_sql, params, deadline=deadline)
             renewed = {unescape_text(worker_id) for (worker_id,) in rows}

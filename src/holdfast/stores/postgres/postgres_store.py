@@ -115,8 +115,13 @@ class PostgresStore:
         self._readers = readers
         self._components: _Components | None = None
         self._lock = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def open(self) -> None:
+        if self._loop is not None and self._loop.is_closed():
+            # Nothing of an event loop that was closed while the store was open works in another one.
+            self._components, self._lock = None, asyncio.Lock()
+        self._loop = asyncio.get_running_loop()
         async with self._lock:
             if self._components is not None:
                 return
@@ -171,8 +176,9 @@ class PostgresStore:
 
     async def deregister_worker(self, worker_id: str) -> None:
         parts = self._require_open()
-        await parts.heartbeat.remove(worker_id)
+        await parts.heartbeat.leave(worker_id)
         await parts.queries.deregister_workers([worker_id])
+        parts.heartbeat.left([worker_id])
 
     async def list_workers(self) -> Sequence[WorkerHeartbeat]:
         return await self._require_open().queries.list_workers()

@@ -16,7 +16,7 @@ from holdfast.checkpoint.record import CLAIMABLE_STATUSES, RunFilter, RunPage, R
 from holdfast.config import ConcurrencyLimit, LimitKind
 from holdfast.db.postgres_connection import Rows
 from holdfast.stores.postgres.database import ReaderPool, SqlFiles, escape_text, unescape_text
-from holdfast.stores.postgres.heartbeat import REGISTER_SQL, register_params
+from holdfast.stores.postgres.heartbeat import DEREGISTER_SQL, REGISTER_SQL, register_params
 from holdfast.stores.postgres.records import RecordDecoder, decode_run, make_process_identity
 
 #: Records that a stream reads at a time.
@@ -147,7 +147,7 @@ class Queries:
 
     async def deregister_workers(self, worker_ids: Sequence[str]) -> None:
         gone = [escape_text(worker_id) for worker_id in worker_ids]
-        await self._execute("select holdfast.discharge($1::text[])", gone)
+        await self._execute(DEREGISTER_SQL, gone)
 
     async def dead_local_workers(self) -> list[str]:
         """Return the workers of this host whose processes have ended, escaped. Their leases do not count."""

@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 
 from holdfast.checkpoint.errors import StoreClosed, StoreError
+from holdfast.concurrency import run_in_background
 from holdfast.db.postgres_connection import EncodedParams, ErrorKind, PgConnection, classify, is_connection_lost
 from holdfast.stores.postgres.database import Database
 from holdfast.stores.postgres.late_commits import LateCommits
@@ -69,7 +70,7 @@ class Writer:
         self._late_commits = LateCommits()
         self._backoff_s = _MIN_BACKOFF_S
         self._packer = PagePacker()
-        self._task = asyncio.create_task(self._run(), name="holdfast-postgres-writer")
+        self._task = run_in_background(self._run(), name="holdfast-postgres-writer")
 
     def submit(self, request: WriteRequest) -> asyncio.Future[Response | None]:
         """Return a future of the server's response. It is done when the request is committed, or refused.

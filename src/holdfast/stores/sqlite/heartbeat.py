@@ -89,13 +89,16 @@ _log = logging.getLogger(__name__)
 _POLL_INTERVAL_S = 0.05
 #: Heartbeats that a worker may miss before its lease ends.
 _BEATS_PER_LEASE = 5
+#: How long after a failed deregistration it is repeated.
+_LEAVE_RETRY_S = 1.0
 
 
 class Heartbeat:
     """Writes the heartbeats of all workers of a store, and polls for changes of other processes.
 
-    On its own thread: a worker whose event loop is blocked for a while is not dead. If the writer has failed, it
-    deregisters the workers instead, so that other processes resume their runs.
+    On its own thread: a worker whose event loop is blocked for a while is not dead. If the writer has failed, or its
+    event loop was closed, it deregisters the workers instead, so that other processes resume their runs. It also
+    deregisters workers that left while the file could not be written, if need be after `stop`.
     """
 
     def __init__(
@@ -116,6 +119,8 @@ class Heartbeat:
         self._can_write = can_write
         self._condition = threading.Condition()
         self._workers: dict[str, WorkerIdentity] = {}
+        #: They are being deregistered, or that failed.
+        self._leaving: set[str] = set()
         self._waiters = 0
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -130,10 +135,19 @@ class Heartbeat:
             self._next_beat = time.monotonic() + self._interval_s
             self._start()
 
-    def remove(self, worker_id: str) -> WorkerIdentity | None:
-        """Stop the heartbeat of a worker, before it is deregistered. Return the worker, if it had one."""
+    def leave(self, worker_id: str) -> None:
+        """Stop the heartbeat of a worker, before it is deregistered. Without `left` the thread deregisters it later."""
         with self._condition:
-            return self._workers.pop(worker_id, None)
+            self._workers.pop(worker_id, None)
+            self._leaving.add(worker_id)
+            self._next_beat = time.monotonic() + _LEAVE_RETRY_S
+            self._start()
+            self._condition.notify()
+
+    def left(self, worker_id: str) -> None:
+        """The worker was deregistered."""
+        with self._condition:
+            self._leaving.discard(worker_id)
 
     @contextmanager
     def polling(self) -> Iterator[None]:
@@ -149,11 +163,12 @@ class Heartbeat:
                 self._waiters -= 1
 
     def stop(self) -> None:
-        """Stop the thread."""
+        """Stop the thread. If workers are still to be deregistered, it stops when that is done."""
         with self._condition:
             self._stopping = True
+            has_left = not self._leaving
             self._condition.notify()
-        if self._thread is not None:
+        if self._thread is not None and has_left:
             self._thread.join()
 
     def _start(self) -> None:
@@ -164,11 +179,13 @@ class Heartbeat:
     # -- in its thread ------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._stopping:
+        while not self._stopping or self._leaving:
             try:
                 self._serve()
             except StoreError:
                 _log.warning("could not write heartbeats, trying again", exc_info=True)
+                if self._stopping:
+                    time.sleep(_LEAVE_RETRY_S)
                 with self._condition:
                     self._condition.wait_for(self._is_stopping, timeout=self._interval_s / 2)
 
@@ -179,12 +196,12 @@ class Heartbeat:
                 # A power cut may take heartbeats back.
                 set_synchronous(connection, False)
                 while not self._stopping:
-                    if self._workers and time.monotonic() >= self._next_beat:
+                    if (self._workers or self._leaving) and time.monotonic() >= self._next_beat:
                         self._write_heartbeats(connection)
                     if self._waiters:
                         self._poll_changes(connection)
                     self._wait()
-                if not self._can_write():
+                if self._leaving or not self._can_write():
                     self._write_heartbeats(connection)
         finally:
             connection.close()
@@ -192,7 +209,8 @@ class Heartbeat:
     def _wait(self) -> None:
         with self._condition:
             idle = self._waiters == 0
-            wait = max(0.0, self._next_beat - time.monotonic()) if self._workers else None
+            has_beats = self._workers or self._leaving
+            wait = max(0.0, self._next_beat - time.monotonic()) if has_beats else None
             if not idle:
                 wait = _POLL_INTERVAL_S if wait is None else min(wait, _POLL_INTERVAL_S)
             self._condition.wait_for(self._is_stopping_or_polled if idle else self._is_stopping, timeout=wait)
@@ -211,19 +229,21 @@ class Heartbeat:
         with transaction(connection):
             # Read within the transaction, so that a concurrent deregister is ordered after this heartbeat.
             with self._condition:
-                workers = list(self._workers)
-            if self._can_write():
-                now = to_micros(self._clock.now())
-                deregistered = [worker_id for worker_id in workers if not _beat(connection, worker_id, now)]
-                _forget_workers(self._liveness, connection.execute)
-            else:
-                deregistered = []
-                for worker_id in workers:
-                    connection.execute(statement("deregister_worker"), (worker_id,))
-        for worker_id in deregistered:
+                if not self._can_write():
+                    self._leaving |= self._workers.keys()
+                    self._workers.clear()
+                workers, leaving = list(self._workers), list(self._leaving)
+            now = to_micros(self._clock.now())
+            deregistered = [worker_id for worker_id in workers if not _beat(connection, worker_id, now)]
+            _forget_workers(self._liveness, connection.execute)
+            for worker_id in leaving:
+                connection.execute(statement("deregister_worker"), (worker_id,))
+        with self._condition:
+            self._leaving.difference_update(leaving)
             # Not registered again: other workers may have its runs already.
-            if self.remove(worker_id) is not None:
-                _log.error("another process deregistered worker %s: others resume its runs; restart it", worker_id)
+            lost = [worker_id for worker_id in deregistered if self._workers.pop(worker_id, None) is not None]
+        for worker_id in lost:
+            _log.error("another process deregistered worker %s: others resume its runs; restart it", worker_id)
 
     def _poll_changes(self, connection: apsw.Connection) -> None:
         version = connection.pragma("data_version")

@@ -86,11 +86,15 @@ class ReaderThreads:
             self._stall_timer = self._loop.call_later(_STALL_TIMEOUT_S, self._check_stalled, self._completed)
         return future
 
-    async def stop(self) -> None:
-        """Finish the submitted reads, close the connections, end the threads."""
+    def abandon(self) -> None:
+        """End the threads when the submitted reads are finished."""
         self._open = False
         self._queue.put(None)
         self._help_requests.put(False)
+
+    async def stop(self) -> None:
+        """Finish the submitted reads, close the connections, end the threads."""
+        self.abandon()
         await asyncio.gather(*self._stopped)
         if self._stall_timer is not None:
             self._stall_timer.cancel()
@@ -220,6 +224,10 @@ class Reader:
 
     async def check_health(self) -> StoreHealth:
         return await self._threads.submit(partial(_check_health, self._database))
+
+    def abandon(self) -> None:
+        """Stop the threads of an event loop that was closed."""
+        self._threads.abandon()
 
     async def close(self) -> None:
         """Finish the reads under way, then stop the threads."""

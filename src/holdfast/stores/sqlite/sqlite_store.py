@@ -7,7 +7,7 @@ from os import PathLike
 
 from holdfast.checkpoint.claims import Claim, WorkerHeartbeat, WorkerIdentity
 from holdfast.checkpoint.concurrency_limits import LimitUsage
-from holdfast.checkpoint.errors import StoreClosed, StoreError
+from holdfast.checkpoint.errors import StoreClosed
 from holdfast.checkpoint.fleet import RunCount
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import (
@@ -24,6 +24,7 @@ from holdfast.checkpoint.record import (
 )
 from holdfast.checkpoint.store import Durability, SchemaVersion, StoreHealth
 from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.concurrency import run_in_background
 from holdfast.config import ConcurrencyLimit, LimitKind
 from holdfast.db.sqlite_tables import SqliteTables
 from holdfast.db.tables import Tables
@@ -77,13 +78,16 @@ class SqliteStore:
         self._fair_queue = FairQueue(self._liveness)
         self._is_open = False
         self._closing: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     # -- open and closed ----------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
         if self._is_open:
-            return
-        loop = asyncio.get_running_loop()
+            if self._loop is None or not self._loop.is_closed():
+                return
+            self._abandon()
+        loop = self._loop = asyncio.get_running_loop()
         self._notifier = ChangeNotifier(loop, self._clock)
         self._writer = Writer(self._database, self._clock, self._notifier.notify)
         self._notifier.start(await self._writer.start(loop))
@@ -102,7 +106,7 @@ class SqliteStore:
     async def close(self) -> None:
         if self._is_open:
             self._is_open = False
-            self._closing = asyncio.ensure_future(self._close())
+            self._closing = run_in_background(self._close())
         if self._closing is not None:
             await asyncio.shield(self._closing)
         await self._tables.close()
@@ -113,6 +117,12 @@ class SqliteStore:
         await self._drafts.stop()
         await self._reader.close()
         await self._writer.stop()
+
+    def _abandon(self) -> None:
+        """End the threads of an event loop that was closed while the store was open."""
+        self._heartbeat.stop()
+        self._reader.abandon()
+        self._writer.abandon()
 
     def tables(self) -> Tables:
         return self._tables
@@ -130,13 +140,9 @@ class SqliteStore:
 
     async def deregister_worker(self, worker_id: str) -> None:
         self._check_open()
-        worker = self._heartbeat.remove(worker_id)
-        try:
-            await self._writer.submit(None, heartbeat.deregister_worker, worker_id)
-        except StoreError:
-            if worker is not None:
-                self._heartbeat.add(worker)
-            raise
+        self._heartbeat.leave(worker_id)
+        await self._writer.submit(None, heartbeat.deregister_worker, worker_id)
+        self._heartbeat.left(worker_id)
 
     async def list_workers(self) -> Sequence[WorkerHeartbeat]:
         self._check_open()

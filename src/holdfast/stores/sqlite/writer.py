@@ -135,8 +135,13 @@ class Writer:
         return future
 
     def is_running(self) -> bool:
-        """Return whether the thread can still write. From any thread."""
-        return self._failure is None
+        """Return whether the thread can still write for an event loop. From any thread."""
+        return self._failure is None and not self._loop.is_closed()
+
+    def abandon(self) -> None:
+        """End the thread of an event loop that was closed."""
+        self._open = False
+        self._queue.put(None)
 
     async def stop(self) -> None:
         """Commit what was submitted, vacuum, close the connection, end the thread."""

@@ -1,0 +1,229 @@
+"""Claims: this process as a worker of a store. It claims runs, undoes claims, and releases them with retries."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Coroutine
+from datetime import timedelta
+from functools import partial
+from typing import Any, TypeVar
+
+from holdfast.checkpoint.claims import Claim, WorkerIdentity, this_process
+from holdfast.checkpoint.errors import StoreClosed, StoreUnavailable
+from holdfast.checkpoint.record import Release, RunStatus, restore_previous
+from holdfast.checkpoint.store import RunStore
+from holdfast.clock import Clock
+from holdfast.concurrency import run_in_background
+from holdfast.config import CheckpointSettings
+from holdfast.core.errors import RunLost
+
+T = TypeVar("T")
+
+log: logging.Logger = logging.getLogger("holdfast.checkpoint")
+
+#: The first pause before a write is retried. The pauses double.
+_INITIAL_BACKOFF = timedelta(milliseconds=50)
+_MAX_BACKOFF = timedelta(seconds=2)
+
+
+class ClaimUse:
+    """A time in which a worker stays registered. As a context manager it ends with the block."""
+
+    def __init__(self, claims: "Claims") -> None:
+        self._claims = claims
+        self.has_ended = False
+        claims.enter()
+
+    def end(self) -> None:
+        """End it, once."""
+        if not self.has_ended:
+            self.has_ended = True
+            self._claims.leave()
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+
+
+class Claims:
+    """One worker of a store, from its registration to its deregistration. Belongs to one event loop.
+
+    A claim is always in use, being released, or being retried: `close` waits for all of them before it deregisters
+    the worker. Otherwise a run would keep a dead owner, which counts as a strike.
+    """
+
+    def __init__(self, store: RunStore, settings: CheckpointSettings, clock: Clock) -> None:
+        self.store, self.settings, self._clock = store, settings, clock
+        #: New for every open.
+        self.worker_id: str = f"w-{secrets.token_hex(8)}"
+        #: Failed releases of runs that this process no longer executes.
+        self._pending_releases: set[Callable[[], Awaitable[None]]] = set()
+        self._retry: asyncio.Task[None] | None = None
+        #: Uses of claims that end soon.
+        self._uses = 0
+        self._unused = asyncio.Event()
+        self._unused.set()
+        self._is_closing = False
+
+    async def register(self) -> None:
+        """Register the worker. Raises what the store raises."""
+        await self.store.register_worker(WorkerIdentity(worker_id=self.worker_id, process=this_process()))
+
+    # -- claiming -----------------------------------------------------------------------------------------------
+
+    def use(self) -> "ClaimUse":
+        """Keep the worker registered until the use ends, which claims runs and releases them or hands them over.
+
+        Raises:
+            StoreClosed: the worker is leaving.
+        """
+        if self._is_closing and not self._uses:
+            raise StoreClosed("this process takes no more runs: its App closes")
+        return ClaimUse(self)
+
+    def enter(self) -> None:
+        """Count another use."""
+        self._uses += 1
+        self._unused.clear()
+
+    def leave(self) -> None:
+        """Count the end of a use."""
+        self._uses -= 1
+        if not self._uses:
+            self._unused.set()
+
+    async def claim(self, claiming: Awaitable[T], undo: Callable[[T], Coroutine[Any, Any, None]]) -> T:
+        """Return what the store grants. If the caller is cancelled first, undo it when it arrives.
+
+        A store may grant a claim after its caller was cancelled. Without the undo the run would keep a live owner that
+        does not execute it.
+        """
+        task = self.start(_await(claiming))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self.start(_undo_when_done(task, undo))
+            raise
+
+    async def claim_with_status(self, run_id: str, status: RunStatus, undo: Release) -> Claim:
+        """Claim a run of this status. If the caller is cancelled meanwhile, end the claim with `undo`."""
+        claiming = self.store.claim(run_id, self.worker_id, statuses={status})
+        return await self.claim(claiming, partial(self.release_claim, release=undo))
+
+    async def restore(self, *claims: Claim) -> None:
+        """Release claims that were not used, as if they had never been taken."""
+        for claim in claims:
+            await self.release_claim(claim, restore_previous(claim))
+
+    def start(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        """Start `work`, which `close` waits for and a cancel of all tasks does not reach."""
+        self.enter()
+        task = run_in_background(work)
+        task.add_done_callback(self._on_done)
+        return task
+
+    def _on_done(self, task: "asyncio.Task[Any]") -> None:
+        self.leave()
+        if not task.cancelled():
+            task.exception()  # retrieved: the caller may have left
+
+    # -- releasing ----------------------------------------------------------------------------------------------
+
+    def add_pending_release(self, retry: Callable[[], Awaitable[None]]) -> None:
+        """Register `retry` with `retry_pending_releases`."""
+        self._pending_releases.add(retry)
+
+    async def release(self, claim: Claim, release: Release) -> None:
+        """Release a claim that has no checkpointer. `retry_pending_releases` repeats a release that failed."""
+        await self._release(partial(self.store.release, claim, release))
+
+    async def release_durably(self, claim: Claim, release: Release) -> None:
+        """As `release`. Repeats it while the store is unavailable, until `store_timeout`."""
+        write = partial(self.store.release, claim, release)
+        timeout = self.settings.store_timeout
+        await retry_while_unavailable(partial(self._release, write), timeout, self._clock)
+
+    async def _release(self, write: Callable[[], Awaitable[None]]) -> None:
+        self._pending_releases.add(write)  # first: this call may be cancelled, or run while the store closes
+        await write()
+        self._pending_releases.discard(write)
+
+    async def release_claim(self, claim: Claim, release: Release) -> None:
+        """Release a claim that this process will not use. A store error is logged, and the release is retried later."""
+        try:
+            await self.release(claim, release)
+        except (RunLost, StoreClosed):
+            pass  # another worker owns the run, or will once this worker is deregistered
+        except Exception as exc:  # a host's own store may raise anything
+            log.warning("run %s: could not release its claim, will retry: %s", claim.run_id, exc)
+
+    async def retry_pending_releases(self) -> None:
+        """Repeat the releases that failed. Until they succeed, this live worker owns runs that it does not execute.
+
+        A retry outlives its caller, and there is one at a time: half of a cancelled tree would be left to recovery.
+        """
+        if self._retry is None or self._retry.done():
+            self._retry = run_in_background(self._retry_each())
+        await asyncio.shield(self._retry)
+
+    async def _retry_each(self) -> None:
+        for write in list(self._pending_releases):
+            try:
+                await write()
+            except RunLost:
+                pass  # another worker owns the run
+            except Exception as exc:  # a host's own store may raise anything
+                log.warning("could not release a claim, will retry: %s", exc)
+                continue
+            self._pending_releases.discard(write)
+
+    # -- leaving ------------------------------------------------------------------------------------------------
+
+    async def finish(self) -> None:
+        """Grant no further claims, wait until none is in use, and retry failed releases.
+
+        Call this before the worker is deregistered: after it, a run that has ended would count as interrupted.
+        """
+        self._is_closing = True
+        await self._unused.wait()
+        self.enter()  # a retry may cancel child runs
+        try:
+            if self._retry is not None:
+                await asyncio.wait([self._retry])  # it may not know of the releases that failed last
+            await self.retry_pending_releases()
+        finally:
+            self.leave()
+
+    async def deregister(self) -> None:
+        """Deregister the worker: others take its runs. Raises what the store raises."""
+        await self.store.deregister_worker(self.worker_id)
+
+
+async def retry_while_unavailable(work: Callable[[], Awaitable[None]], timeout: timedelta, clock: Clock) -> None:
+    """Do `work`. Repeat it while the store is unavailable, with growing pauses, until `timeout`."""
+    pause = _INITIAL_BACKOFF
+    deadline: float | None = None
+    while True:
+        try:
+            await work()
+            return
+        except StoreUnavailable:
+            now = clock.monotonic()
+            if deadline is None:
+                deadline = now + timeout.total_seconds()
+            if now + pause.total_seconds() > deadline:
+                raise
+        await clock.sleep(pause)
+        pause = min(pause * 2, _MAX_BACKOFF)
+
+
+async def _await(awaitable: Awaitable[T]) -> T:
+    return await awaitable
+
+
+async def _undo_when_done(task: "asyncio.Task[T]", undo: Callable[[T], Coroutine[Any, Any, None]]) -> None:
+    await asyncio.wait([task])
+    if not task.cancelled() and task.exception() is None:
+        await undo(task.result())
