@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NotRequired
 
 import pytest
 from hypothesis import given
@@ -24,6 +24,7 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 from pydantic_ai.usage import RequestUsage
+from typing_extensions import TypedDict
 
 from holdfast.adapters.pydantic_ai.message_codec import CODEC, make_output_codec
 from holdfast.core.errors import PayloadError
@@ -101,6 +102,15 @@ class Ticket:
     seat: str
 
 
+class Visit(TypedDict):
+    city: str
+    nights: NotRequired[int]
+
+
+class Flight(TypedDict):
+    seat: str
+
+
 def plain_text(text: str) -> int:
     return len(text)
 
@@ -125,6 +135,10 @@ OUTPUTS: list[tuple[Any, Any]] = [
     (bytes, b"\xff\x00"),
     ([str, None], None),
     (bool, True),
+    (Visit, {"city": "Faro"}),
+    ([Trip, Visit, Flight], {"seat": "4a"}),
+    ([Flight, Visit], {"city": "Faro", "nights": 2}),
+    ([str, Visit], {"city": "Faro"}),
 ]
 
 

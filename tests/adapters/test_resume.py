@@ -443,3 +443,20 @@ async def test_what_a_stopped_call_makes_of_the_cancel_is_not_its_outcome() -> N
     result = await SimulatedHost(first.inner).resume(sender, RUN)
     assert "Unknown outcome" in result.output
     assert calls == ["send"]
+
+
+async def test_the_step_and_the_id_of_pydantic_ais_run_continue_over_a_resume() -> None:
+    script = ScriptedModel([call("c1", "note")], [call("c2", "note")], [call("c3", "note")], "done")
+    deaths, seen = CrashSimulator("step 2", "step 3"), list[tuple[int, str | None]]()
+    agent: Agent[None, str] = Agent(script.model, name="noting")
+
+    @agent.tool(metadata={"effect": "pure"})
+    async def note(ctx: RunContext[None]) -> str:
+        seen.append((ctx.run_step, ctx.run_id))
+        await deaths.reach(f"step {ctx.run_step}")
+        return "noted"
+
+    await deaths.run(durable(agent))
+    assert [step for step, _ in seen] == [1, 2, 2, 3, 3]
+    assert len({run_id for _, run_id in seen}) == 1
+    assert None not in {run_id for _, run_id in seen}

@@ -22,7 +22,7 @@ from holdfast import App, Bounds, Phase, RunInfo, current_call, tool
 from holdfast.adapters.pydantic_ai import ToolPolicy, durable
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core.agents.tool import Tool
-from holdfast.core.errors import DefinitionError, RepeatedToolCalls, RunParked, StepsExceeded
+from holdfast.core.errors import DefinitionError, RepeatedToolCalls, RunCancelled, RunParked, StepsExceeded
 from holdfast.core.run.messages import Usage
 
 
@@ -393,3 +393,20 @@ async def test_toolsets_of_every_kind_are_called_through_the_journal() -> None:
     returned = [content for kind, content in get_texts(list(result.messages)) if kind == "tool-return"]
     assert returned == ["Lyon from near_look", "Faro from far_look"]
     assert entered == ["in", "out"]
+
+
+async def test_a_tool_cancels_the_run() -> None:
+    script = ScriptedModel([call("c1", "stop")], "done")
+    agent: Agent[None, str] = Agent(script.model, name="stopping")
+
+    @agent.tool
+    async def stop(ctx: RunContext[None]) -> str:
+        ctx.cancel()
+        await asyncio.sleep(0)
+        return "not recorded"
+
+    async with App([durable(agent)], "memory:") as app:
+        with pytest.raises(RunCancelled):
+            await app.run("stopping", "go", run_id="r")
+        assert (await app.get("r")).status == "cancelled"
+    assert len(script.asked) == 1

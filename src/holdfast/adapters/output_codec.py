@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from pydantic import ConfigDict, PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
+from typing_extensions import is_typeddict
 
 from holdfast.core.errors import PayloadError
 
@@ -54,6 +55,8 @@ class OutputCodec:
 
 def _is_instance(output: Any, kind: Any) -> bool:
     bare = typing.get_origin(kind) or kind
+    if is_typeddict(bare):
+        return isinstance(output, dict) and bare.__required_keys__ <= output.keys() <= bare.__annotations__.keys()
     return bare is Any or (isinstance(bare, type) and isinstance(output, bare))
 
 

@@ -1,7 +1,6 @@
 """The policies for the tools of a framework: as the user gives them, else as the tool's metadata says."""
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, Final
 
 from holdfast.core.agents.calls import Effect
@@ -11,7 +10,7 @@ from holdfast.core.errors import DefinitionError
 #: By the name of the tool, or a function of the framework's tool. `None`: the tool's metadata decides.
 ToolPolicies = Mapping[str, ToolPolicy] | Callable[[Any], ToolPolicy | None]
 
-NO_POLICIES: Final[Mapping[str, ToolPolicy]] = MappingProxyType({})
+NO_POLICIES: Final[Mapping[str, ToolPolicy]] = {}
 ONCE: Final = ToolPolicy()
 #: Also for a call of a tool that does not exist.
 PURE: Final = ToolPolicy(Effect.PURE)

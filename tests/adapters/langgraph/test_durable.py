@@ -12,6 +12,7 @@ import pytest
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
+from langgraph.errors import NodeTimeoutError
 from langgraph.func import entrypoint, task
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
@@ -306,6 +307,67 @@ async def test_a_call_of_a_tool_node_is_retried_as_its_policy_says() -> None:
     assert get_tool_texts(result.output) == ["fetched"]
     assert crash.passed == ["fetch"] * 3
     assert result.steps == 2
+
+
+class Basket(TypedDict):
+    order: "Order"
+    secret: str
+
+
+@dataclass
+class Order:
+    city: str
+
+
+class Shown(TypedDict):
+    order: Order
+
+
+async def test_the_output_has_the_channels_of_the_output_schema() -> None:
+    async def buy(state: Basket) -> Any:
+        return {"order": Order("Lyon"), "secret": "4711"}
+
+    builder = StateGraph(Basket, output_schema=Shown)
+    builder.add_sequence([("buy", buy)])
+    builder.add_edge(START, "buy")
+    graph: Graph = builder.compile(name="shop")
+    result = await Crash().run(durable(graph))
+    assert result.output == {"order": Order("Lyon")}
+    assert result.output == await graph.ainvoke({"secret": ""})
+
+
+async def test_classes_of_the_schemas_are_the_same_after_a_resume() -> None:
+    crash, seen = Crash("pay"), list[Any]()
+
+    async def buy(state: Basket) -> Any:
+        return {"order": Order("Lyon")}
+
+    async def pay(state: Basket) -> Any:
+        await crash.reach("pay")
+        seen.append(state["order"])
+        return {"secret": "paid"}
+
+    builder = StateGraph(Basket)
+    builder.add_sequence([("buy", buy), ("pay", pay)])
+    builder.add_edge(START, "buy")
+    result = await crash.run(durable(builder.compile(name="shop")))
+    assert seen == [Order("Lyon")]
+    assert result.output == {"order": Order("Lyon"), "secret": "paid"}
+
+
+async def test_the_timeout_of_a_node_is_no_outage_of_a_provider() -> None:
+    begun: list[str] = []
+
+    async def wait(state: Visits) -> Any:
+        begun.append("wait")
+        await asyncio.Event().wait()
+
+    builder = StateGraph(Visits)
+    builder.add_node("wait", wait, timeout=0.01)
+    builder.add_edge(START, "wait")
+    with pytest.raises(NodeTimeoutError):
+        await Crash().run(durable(builder.compile(name="visits"), retry=Retry(initial_delay=timedelta(0))))
+    assert begun == ["wait"]
 
 
 def test_a_graph_refuses_what_only_other_agents_have() -> None:

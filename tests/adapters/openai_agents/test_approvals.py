@@ -3,7 +3,8 @@
 from typing import Any
 
 import pytest
-from agents import Agent, FunctionTool, RunContextWrapper, function_tool
+from agents import Agent, FunctionTool, RunConfig, RunContextWrapper, function_tool
+from agents.run_config import ToolErrorFormatterArgs
 from agents.testing import function_call
 from tests.adapters.openai_agents.scripted_model import ScriptedModel, call
 from tests.adapters.openai_agents.test_resume import get_outputs
@@ -33,7 +34,8 @@ class Bank:
 
         self.model = ScriptedModel(*steps)
         policies = {} if policy is None else {"pay": policy}
-        self.agent = durable(Agent(name="bank", model=self.model, tools=[look, pay]), tools=policies)
+        self.sdk_agent = Agent(name="bank", model=self.model, tools=[look, pay])
+        self.agent = durable(self.sdk_agent, tools=policies)
 
 
 async def run_until_waiting(app: App) -> tuple[WaitingCall, ...]:
@@ -68,6 +70,24 @@ async def test_a_denied_call_is_not_made_and_the_model_reads_why() -> None:
         await app.result("r")
     assert bank.paid == []
     assert get_outputs(bank.model.requests[1])["c1"] == "The call was denied: too much."
+
+
+async def test_the_formatter_of_the_run_config_words_a_denial_without_a_reason() -> None:
+    async def word(args: ToolErrorFormatterArgs[Any]) -> str:
+        return f"{args.kind}: {args.tool_name} {args.call_id}"
+
+    bank = Bank([call("c1", "pay", city="Lyon"), call("c2", "pay", city="Faro")], "done")
+    agent = durable(bank.sdk_agent, run_config=RunConfig(tool_error_formatter=word))
+    async with App([agent], "memory:") as app:
+        await run_until_waiting(app)
+        await app.answer("r", "c1", Deny())
+        await app.answer("r", "c2", Deny(reason="too far"))
+        await app.result("r")
+    assert bank.paid == []
+    assert get_outputs(bank.model.requests[1]) == {
+        "c1": "approval_rejected: pay c1",
+        "c2": "The call was denied: too far.",
+    }
 
 
 async def test_a_call_is_made_with_the_arguments_that_were_approved() -> None:
@@ -108,6 +128,23 @@ async def test_a_policy_asks_for_approvals_of_a_tool_that_does_not() -> None:
         await app.answer("r", "c1", Approve(arguments={"city": "Bonn"}))
         await app.result("r")
     assert bank.paid == ["Faro", "Bonn"]
+
+
+async def test_an_approval_within_an_agent_as_a_tool_is_refused_with_the_way_out() -> None:
+    paid: list[str] = []
+
+    @function_tool(needs_approval=True)
+    async def pay(city: str) -> str:
+        paid.append(city)
+        return "paid"
+
+    inner = Agent(name="inner", model=ScriptedModel([call("i1", "pay", city="Nice")], "done"), tools=[pay])
+    model = ScriptedModel([call("c1", "ask_inner", input="?")], "done")
+    agent = durable(Agent(name="bank", model=model, tools=[inner.as_tool("ask_inner", "Asks.")]))
+    async with App([agent], "memory:") as app:
+        with pytest.raises(DefinitionError, match=r"pay of agent inner asks for an approval within a tool"):
+            await app.run("bank", "go")
+    assert paid == []
 
 
 def test_a_handoff_cannot_wait_for_an_approval() -> None:

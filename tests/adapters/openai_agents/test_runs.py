@@ -1,6 +1,7 @@
 """Agents of the SDK as they are: structured output, agents as tools, conversations, and what is read of their runs."""
 
 import asyncio
+import copy
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,20 +25,26 @@ from agents import (
 )
 from agents.mcp import MCPServerStdio
 from agents.testing import assistant_message
+from agents.tool_context import ToolContext
 from pydantic import BaseModel
 from tests.adapters.openai_agents.scripted_model import ScriptedModel, call
 from tests.adapters.openai_agents.test_resume import get_outputs
+from typing_extensions import TypedDict
 
 from holdfast import App, tool
 from holdfast.adapters.openai_agents import ToolPolicy, durable
 from holdfast.adapters.openai_agents.message_codec import CODEC, Input, make_output, make_reply
 from holdfast.adapters.readable import read_message
-from holdfast.core.errors import RunFailed
+from holdfast.core.errors import DefinitionError, RunFailed
 from holdfast.core.run.messages import Reply, ToolCall, ToolResult, User
 
 
 class Trip(BaseModel):
     cities: list[str]
+
+
+class Visit(TypedDict):
+    city: str
 
 
 @function_tool
@@ -62,6 +69,102 @@ async def test_an_agent_as_a_tool_is_one_call_and_its_usage_counts() -> None:
     assert get_outputs(model.requests[1]) == {"c1": "inner is done"}
     assert (result.steps, result.usage.tool_calls) == (2, 1)
     assert (result.usage.requests, result.usage.input_tokens, result.usage.output_tokens) == (4, 40, 12)
+
+
+async def test_an_output_type_may_be_a_typed_dict() -> None:
+    agent = durable(Agent(name="a", model=ScriptedModel('{"city": "Lyon"}'), output_type=Visit))
+    async with App([agent], "memory:") as app:
+        assert (await app.run("a", "go")).output == {"city": "Lyon"}
+
+
+async def test_the_default_prompt_cache_key_is_that_of_the_run() -> None:
+    keys: list[Any] = []
+
+    class Cached(ScriptedModel):
+        def _supports_default_prompt_cache_key(self) -> bool:
+            return True
+
+        async def get_response(self, *args: Any, **options: Any) -> Any:
+            keys.append((options["model_settings"].extra_args or {}).get("prompt_cache_key"))
+            return await super().get_response(*args, **options)
+
+    model = Cached([call("c1", "look", city="Nice")], "done")
+    async with App([durable(Agent(name="a", model=model, tools=[look]))], "memory:") as app:
+        await app.run("a", "go")
+        await app.run("a", "go")
+    first, again, other, _ = keys
+    assert first == again is not None
+    assert other not in (first, None)
+
+
+async def test_a_copy_of_a_durable_agent_runs() -> None:
+    agent = durable(Agent(name="a", model=ScriptedModel([call("c1", "look", city="Nice")], "done"), tools=[look]))
+    async with App([copy.deepcopy(agent)], "memory:") as app:
+        assert (await app.run("a", "go")).output == "done"
+
+
+async def test_a_run_config_may_be_a_dict() -> None:
+    agent = Agent(name="a", model=ScriptedModel([call("c1", "look", city="Nice")], "done"), tools=[look])
+    seen: list[Any] = []
+
+    def keep(data: Any) -> Any:
+        seen.append(data.agent.name)
+        return data.model_data
+
+    async with App([durable(agent, run_config={"call_model_input_filter": keep})], "memory:") as app:
+        await app.run("a", "go")
+    assert seen == ["a", "a"]
+    with pytest.raises(DefinitionError, match="run_config"):
+        durable(agent, run_config={"modell": "gpt-5"})
+
+
+async def test_a_list_of_input_items_is_the_history() -> None:
+    model = ScriptedModel("done")
+    items: list[Any] = [
+        {"role": "user", "content": "My name is Ann."},
+        {"role": "assistant", "content": "Hello Ann."},
+        {"role": "user", "content": "Who am I?"},
+    ]
+    async with App([durable(Agent(name="a", model=model))], "memory:") as app:
+        await app.run("a", items)
+        await app.run("a", ["Look: ", {"type": "input_image", "image_url": "https://example.com/a.png"}])
+    assert model.requests[0] == items
+    assert [item["role"] for item in model.requests[1]] == ["user"]
+
+
+async def test_a_tool_that_is_added_while_the_run_executes_is_a_recorded_call() -> None:
+    @function_tool
+    async def learn() -> str:
+        agent.tools.append(look)
+        return "learned"
+
+    model = ScriptedModel([call("c1", "learn")], [call("c2", "look", city="Nice")], "done")
+    agent = Agent(name="a", model=model, tools=[learn])
+    async with App([durable(agent)], "memory:") as app:
+        result = await app.run("a", "go")
+    assert result.usage.tool_calls == 2
+    assert get_outputs(model.requests[2]) == {"c1": "learned", "c2": "Nice is warm"}
+
+
+async def test_a_tool_sees_the_agent_that_its_author_has_made() -> None:
+    seen, asked = list[Any](), list[Any]()
+
+    def is_enabled(context: Any, agent: Any) -> bool:
+        asked.append(agent)
+        return True
+
+    @function_tool(is_enabled=is_enabled)
+    async def whoami(context: ToolContext[Any]) -> str:
+        seen.append(context.agent)
+        return "you"
+
+    clerk = Agent(name="clerk", model=ScriptedModel([call("c2", "whoami")], "done"), tools=[whoami])
+    desk = Agent(name="desk", model=ScriptedModel([call("c1", "transfer_to_clerk")]), handoffs=[clerk])
+    async with App([durable(desk)], "memory:") as app:
+        assert (await app.run("desk", "go")).output == "done"
+    assert len(seen) == 1
+    assert asked
+    assert all(each is clerk for each in [*seen, *asked])
 
 
 async def test_the_cost_of_an_agent_as_a_tool_counts() -> None:

@@ -8,8 +8,10 @@ from typing import Any, Unpack
 
 from langchain_core.messages import BaseMessage, HumanMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
+from langgraph._internal._serde import collect_allowlist_from_schemas
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from langgraph.errors import GraphRecursionError
+from langgraph.errors import GraphRecursionError, NodeTimeoutError
+from langgraph.graph.state import CompiledStateGraph
 from langgraph.pregel import Pregel
 from langgraph.types import Command, Interrupt, StreamMode
 
@@ -106,6 +108,8 @@ class LangGraphLoop:
                 return await self._run_once(context)
             except RunStopped as stopped:
                 raise stopped.error from None
+            except NodeTimeoutError:
+                raise  # the node has had its own retries
             except GraphRecursionError:
                 raise StepsExceeded(context.run_id, context.profile.bounds.max_steps) from None
             except Exception as exc:  # of a node, which may raise anything: a transient one is a model's
@@ -181,7 +185,7 @@ class LangGraphLoop:
                     await emit_chunk(context, ns, mode, chunk)
                 elif not ns:
                     output = chunk
-        return output
+        return _select_output(graph, output)
 
 
 def durable(
@@ -212,7 +216,8 @@ def durable(
         input: makes the graph's input from a run. Without it, the input is the run's inputs, and the prompt as a
             message if the graph has a `messages` channel.
         context: makes the graph's runtime context, when a run begins and again at each resume.
-        types: your own classes in the state: an object of a class that is not listed is loaded as plain data.
+        types: your own classes in the state that its schemas do not name: an object of another class is loaded as
+            plain data.
         serde: another serializer, in place of msgpack with these types.
         options: `bounds`; `retry` of a superstep in which a node raised a transient error; `missing_tools`, also for a
             node that the graph no longer has (`report` parks the run then); `agent_id` and `model_tier`, as in `Agent`.
@@ -230,7 +235,35 @@ def durable(
     if not name:
         raise DefinitionError("the graph has no name: give it one with name=, interrupted runs find their agent by it")
     own = GraphOptions(make_input=input, context=context, tools=check_policies(tools), streams=parse_streams(stream))
-    return Agent(name=name, loop=LangGraphLoop(record_tool_nodes(graph), serde or make_serde(types), own), **options)
+    return Agent(
+        name=name,
+        loop=LangGraphLoop(record_tool_nodes(graph), serde or make_serde([*types, *_collect_types(graph)]), own),
+        **options,
+    )
+
+
+def _select_output(graph: Graph, values: Any) -> Any:
+    """Return the output channels of all values, as `ainvoke` does."""
+    names = graph.output_channels
+    if values is None or isinstance(graph.stream_channels_asis, str):
+        return values
+    if isinstance(names, str):
+        return values.get(names)
+    return {name: values[name] for name in names if name in values}
+
+
+def _collect_types(graph: Graph) -> set[tuple[str, ...]]:
+    """Return the classes that the schemas of the graph and of its subgraphs name, each as module and name."""
+    schemas: list[Any] = []
+    if isinstance(graph, CompiledStateGraph):
+        builder = graph.builder
+        schemas += [builder.state_schema, builder.input_schema, builder.output_schema]
+        schemas += [node.input_schema for node in builder.nodes.values()]
+    found = collect_allowlist_from_schemas(schemas=schemas, channels=graph.channels)
+    for _, subgraph in graph.get_subgraphs():
+        if isinstance(subgraph, Pregel):
+            found |= _collect_types(subgraph)
+    return found
 
 
 def _make_config(context: StepContext) -> RunnableConfig:

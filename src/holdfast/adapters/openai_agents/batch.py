@@ -2,10 +2,13 @@
 
 import asyncio
 import copy
+import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from agents import Agent, FunctionTool, Handoff, RunContextWrapper, Tool, ToolApprovalItem
+from agents.run_config import ToolErrorFormatter, ToolErrorFormatterArgs
+from agents.tool import DEFAULT_APPROVAL_REJECTION_MESSAGE
 from agents.tool_context import ToolContext
 from agents.util._approvals import evaluate_function_tool_approval
 from openai.types.responses import ResponseFunctionToolCall
@@ -52,8 +55,15 @@ def _get_original(wrapped: Any, invoker: Any) -> Any:
 class SDKBatch:
     """Makes the calls of the open reply. One object serves a conversation, reply after reply."""
 
-    def __init__(self, context: StepContext, policies: ToolPolicies, sdk_context: RunContextWrapper[Any]) -> None:
+    def __init__(
+        self,
+        context: StepContext,
+        policies: ToolPolicies,
+        sdk_context: RunContextWrapper[Any],
+        error_formatter: ToolErrorFormatter | None,
+    ) -> None:
         self._context, self._policies, self._sdk_context = context, policies, sdk_context
+        self._error_formatter = error_formatter
         self._calls: dict[str, SDKCall] = {}
         #: Results of a reply that an earlier process has answered, by call id.
         self._final_outputs: dict[str, ToolOutput] = {}
@@ -219,6 +229,7 @@ class SDKBatch:
 
     async def _make(self, call: SDKCall) -> ToolOutput:
         """Make a call in a task of its own, which continues if the SDK cancels the call because another one waits."""
+        await self._format_denial(call)
         task = asyncio.create_task(self._context.calls.try_execute(call))
         self._tasks.add(task)
         try:
@@ -238,6 +249,26 @@ class SDKBatch:
             raise self._context.waits.make_error()
         result: ToolOutput = output
         return result
+
+    async def _format_denial(self, call: SDKCall) -> None:
+        """Let the SDK's formatter word a denial, unless the person has given a reason."""
+        wait = self._context.waits.get(call.call_id)
+        if self._error_formatter is None or wait is None or wait.kind != "approval":
+            return
+        decision = self._context.waits.decide(wait)
+        if decision is None or decision.kind != "deny" or decision.comment:
+            return
+        message = self._error_formatter(
+            ToolErrorFormatterArgs(
+                kind="approval_rejected",
+                tool_type="function",
+                tool_name=call.tool,
+                call_id=call.call_id,
+                default_message=DEFAULT_APPROVAL_REJECTION_MESSAGE,
+                run_context=self._sdk_context,
+            )
+        )
+        call.denial = await message if inspect.isawaitable(message) else message
 
     async def close(self) -> None:
         """Wait until no call is in progress. Those that the run does not wait for are cancelled."""

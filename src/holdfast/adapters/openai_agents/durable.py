@@ -8,6 +8,8 @@ from typing import Any, Unpack
 from agents import Agent as SDKAgent
 from agents import AgentOutputSchema, RunConfig, RunHooks
 from agents.agent_output import AgentOutputSchemaBase
+from agents.exceptions import UserError
+from agents.run_config import _coerce_run_config
 
 from holdfast.adapters.openai_agents.handoffs import AgentGraph
 from holdfast.adapters.openai_agents.history import forget_active_agent
@@ -17,8 +19,8 @@ from holdfast.adapters.openai_agents.message_codec import (
     SDKReply,
     ToolOutput,
     list_call_items,
+    make_input_items,
     make_output,
-    make_user_item,
     parse_arguments,
     to_input_items,
 )
@@ -82,7 +84,7 @@ class OpenAIAgentsLoop:
         return ToolOutput(call_id=made.call_id, tool=made.tool, value=made.value, error=error)
 
     def make_message(self, content: str | list[Any]) -> Any:
-        return Input(items=[make_user_item(content)])
+        return Input(items=make_input_items(content))
 
     def dump_output(self, output: Any) -> Any:
         return self._output_codec.dump(output)
@@ -118,7 +120,7 @@ class OpenAIAgentsLoop:
 def _make_prompt_items(context: StepContext) -> list[Any]:
     instructions = context.profile.instructions if not context.state.history else ""
     before = [{"role": "developer", "content": instructions}] if instructions else []
-    return [*before, make_user_item(context.prompt)]
+    return [*before, *make_input_items(context.prompt)]
 
 
 async def _make_context(given: Any, info: RunInfo, stack: AsyncExitStack) -> Any:
@@ -141,6 +143,13 @@ def _get_output_type(agent: SDKAgent[Any]) -> Any:
     return str if kind is None else kind
 
 
+def _make_run_config(given: RunConfig | dict[str, Any] | None) -> RunConfig:
+    try:
+        return RunConfig() if given is None else _coerce_run_config(given)
+    except (UserError, TypeError, ValueError) as exc:
+        raise DefinitionError(f"run_config cannot be used: {exc}") from exc
+
+
 def durable(
     agent: SDKAgent[Any],
     *,
@@ -148,15 +157,16 @@ def durable(
     tools: ToolPolicies = NO_POLICIES,
     stream: bool = False,
     context: Any | Callable[[RunInfo], Any | Awaitable[Any]] = None,
-    run_config: RunConfig | None = None,
+    run_config: RunConfig | dict[str, Any] | None = None,
     hooks: RunHooks[Any] | None = None,
     cost: Cost | None = None,
     **options: Unpack[AgentOptions],
 ) -> Agent[Any]:
     """Make an agent of the OpenAI Agents SDK durable. The agent itself is not changed.
 
-    The prompt of its runs is text, or a list of text and content parts of the Responses API, such as
-    `{"type": "input_image", "image_url": ...}`.
+    The prompt of its runs is text; a list of text and content parts of the Responses API, such as
+    `{"type": "input_image", "image_url": ...}`; or a list of input items, such as `{"role": "user", "content": ...}`,
+    as `Runner.run` takes them.
 
     Args:
         name: interrupted runs find their agent by it; without it the agent's own name.
@@ -180,7 +190,7 @@ def durable(
         raise DefinitionError("the agent has no name: give it one with name=, interrupted runs find their agent by it")
     own = SDKOptions(
         context=context,
-        run_config=run_config or RunConfig(),
+        run_config=_make_run_config(run_config),
         hooks=hooks,
         tools=check_policies(tools),
         stream=stream,

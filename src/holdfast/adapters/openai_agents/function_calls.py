@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 from agents import Agent, FunctionTool, Handoff, RunContextWrapper
+from agents._public_agent import get_public_agent
 from agents.tool import invoke_function_tool, maybe_invoke_function_tool_failure_error_function
 from agents.tool_context import ToolContext
 from openai.types.responses import ResponseFunctionToolCall
@@ -34,6 +35,8 @@ class SDKCall:
         self.arguments = parse_arguments(item.arguments)
         self.effect, self.reconcile, self.in_doubt = policy.effect, policy.reconcile, policy.in_doubt
         self.approval: ApprovalRequest | None = None
+        #: What the model reads if a person has denied the call, in place of the usual text.
+        self.denial: str | None = None
         #: The SDK has threads of its own.
         self.in_thread = False
 
@@ -44,7 +47,7 @@ class SDKCall:
         return self.error_result("The arguments of this call cannot be replaced. The tool was not called.")
 
     def error_result(self, text: str) -> ToolOutput:
-        return ToolOutput(call_id=self.call_id, tool=self.tool, value=text, error=True)
+        return ToolOutput(call_id=self.call_id, tool=self.tool, value=self.denial or text, error=True)
 
     def reconciled_result(self, value: Any) -> ToolOutput:
         return make_output(self.call_id, self.tool, value)
@@ -80,7 +83,9 @@ class FunctionCall(SDKCall):
         self.returned: Any = None
 
     def bind(self, context: ToolContext[Any], arguments: str) -> None:
-        """Set what the SDK invokes the tool with."""
+        """Set what the SDK invokes the tool with. The tool sees the agent that its author made."""
+        if context.agent is not None:
+            context.agent = get_public_agent(context.agent)
         self._context, self._input = context, arguments
 
     def replace_arguments(self, arguments: Any) -> Any:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from agents import Agent, FunctionTool, Handoff, Model, RunContextWrapper, Tool, handoff
+from agents._public_agent import set_public_agent
 from agents.tool import ApplyPatchTool, ComputerTool, CustomTool, LocalShellTool, ShellTool
 
 from holdfast.adapters.openai_agents.batch import SDKBatch
@@ -124,12 +125,20 @@ class ExecutedAgents:
             changes["input_guardrails"] = []
         if isinstance(agent.model, Model):
             changes |= {"model": self._recorder.wrap(agent.model), "model_settings": agent.model_settings}
-        copied = agent.clone(**changes)
+        copied = set_public_agent(agent.clone(**changes), agent)
+        known = list(agent.tools)
 
         async def get_mcp_tools(context: RunContextWrapper[Any]) -> list[Tool]:
             return [self._wrap(tool) for tool in await agent.get_mcp_tools(context)]
 
+        async def get_all_tools(context: RunContextWrapper[Any]) -> list[Tool]:
+            if known != agent.tools:  # a tool or a hook has changed the list
+                known[:] = agent.tools
+                copied.tools[:] = [*map(self._wrap, known), *self._extra_tools]
+            return await Agent.get_all_tools(copied, context)
+
         copied.get_mcp_tools = get_mcp_tools  # type: ignore[assignment,method-assign]
+        copied.get_all_tools = get_all_tools  # type: ignore[assignment,method-assign]
         return copied
 
     def _wrap(self, tool: Tool) -> Tool:

@@ -11,8 +11,8 @@ from holdfast.adapters.openai_agents.message_codec import (
     SDKReply,
     ToolOutput,
     list_call_items,
+    make_input_items,
     make_response,
-    make_user_item,
     to_input_item,
     to_input_items,
 )
@@ -142,7 +142,7 @@ class SDKHistory:
 
     def add_messages(self, contents: Sequence[str | list[Any]]) -> None:
         """Record messages that were sent to the run."""
-        added = [make_user_item(content) for content in contents]
+        added = [item for content in contents for item in make_input_items(content)]
         self._history.append(Input(items=added))
         self.items.extend(added)
 

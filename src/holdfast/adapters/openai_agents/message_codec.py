@@ -160,12 +160,19 @@ def parse_arguments(arguments: str | None) -> Any:
         return arguments
 
 
-def make_user_item(content: str | list[Any]) -> dict[str, Any]:
-    """Return a message of the user: text, or text and content parts of the Responses API."""
+def make_input_items(content: str | list[Any]) -> list[Any]:
+    """Return a prompt or a message as input items: text, text and content parts, or a list of input items as it is."""
     if isinstance(content, str):
-        return {"role": "user", "content": content}
+        return [{"role": "user", "content": content}]
+    if content and all(map(_is_item, content)):
+        return list(content)
     parts = [{"type": "input_text", "text": part} if isinstance(part, str) else part for part in content]
-    return {"role": "user", "content": parts}
+    return [{"role": "user", "content": parts}]
+
+
+def _is_item(part: Any) -> bool:
+    """Whether this is an item of the Responses API, such as a message, and not a content part within one."""
+    return isinstance(part, dict) and ("role" in part or not str(part.get("type", "")).startswith("input_"))
 
 
 def make_output(call_id: str, tool: str, value: Any, *, typed: bool = False) -> ToolOutput:

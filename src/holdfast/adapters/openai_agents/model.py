@@ -119,6 +119,11 @@ class _RecordedModel(Model):
     def get_retry_advice(self, request: ModelRetryAdviceRequest) -> ModelRetryAdvice | None:
         return self._model.get_retry_advice(request)
 
+    def _supports_default_prompt_cache_key(self) -> bool:
+        """Whether the SDK may send a cache key, made from the run's `group_id`. The SDK looks for this method."""
+        supports = getattr(self._model, "_supports_default_prompt_cache_key", None)
+        return supports is not None and bool(supports())
+
     async def get_response(self, *args: Any, **options: Any) -> ModelResponse:
         async def ask() -> ModelResponse:
             if self._draft is None:

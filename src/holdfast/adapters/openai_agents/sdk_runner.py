@@ -16,9 +16,11 @@ from agents import (
     Runner,
     RunResult,
     Tool,
+    ToolApprovalItem,
     Usage,
 )
 from agents.run_config import CallModelData, ModelInputData
+from openai.types.responses import ResponseFunctionToolCall
 
 from holdfast.adapters.openai_agents.batch import SDKBatch, Toolkit
 from holdfast.adapters.openai_agents.handoffs import AgentGraph, ExecutedAgents
@@ -61,7 +63,7 @@ class SDKRunner:
         self._context, self._options = context, options
         self._history = SDKHistory(context, answered=answered)
         self._sdk_context = RunContextWrapper(user_context, usage=self._load_usage())
-        self._batch = SDKBatch(context, options.tools, self._sdk_context)
+        self._batch = SDKBatch(context, options.tools, self._sdk_context, options.run_config.tool_error_formatter)
         self._recorder = ModelRecorder(self, context if options.stream else None)
         self._skips_guardrails = answered or self._history.has_first_results
         self._agents = ExecutedAgents(
@@ -103,10 +105,7 @@ class SDKRunner:
         if self._batch.waits:
             raise self._context.waits.make_error()
         if result.interruptions:
-            raise DefinitionError(
-                f"{result.interruptions[0].name} asks for an approval that a durable run cannot give: "
-                "hosted MCP tools need on_approval_request"
-            )
+            raise _make_approval_error(result.interruptions[0])
         if self._has_open_step:
             self._history.add_final_results()
             await self._end_step()
@@ -264,3 +263,15 @@ class SDKRunner:
 
     def _get_cost(self, model: str, usage: Usage) -> float:
         return 0.0 if self._options.cost is None else self._options.cost(model, usage)
+
+
+def _make_approval_error(item: ToolApprovalItem) -> DefinitionError:
+    """Return the error for an approval that the SDK asks for outside the recorded calls."""
+    if isinstance(item.raw_item, ResponseFunctionToolCall):
+        return DefinitionError(
+            f"{item.name} of agent {item.agent.name} asks for an approval within a tool, where a run cannot wait: make "
+            f"the agent durable, and call it from a tool with current_call().run(...)"
+        )
+    return DefinitionError(
+        f"{item.name} asks for an approval that a durable run cannot give: hosted MCP tools need on_approval_request"
+    )

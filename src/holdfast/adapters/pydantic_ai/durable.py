@@ -9,6 +9,8 @@ from typing import Any, Unpack
 from pydantic_ai import Agent as PydanticAIAgent
 from pydantic_ai import AgentRun
 from pydantic_ai.agent import AbstractAgent
+from pydantic_ai.exceptions import RunCancelled as AgentRunCancelled
+from pydantic_ai.exceptions import RunTimedOut
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, ToolCallPart, ToolReturnPart
 from pydantic_ai.usage import RunUsage, UsageLimits
 
@@ -21,7 +23,7 @@ from holdfast.adapters.pydantic_ai.toolset import make_toolset
 from holdfast.adapters.tool_policies import NO_POLICIES, ToolPolicies, check_policies
 from holdfast.core.agents.agent import Agent, AgentOptions
 from holdfast.core.agents.tool import Tool
-from holdfast.core.errors import DefinitionError
+from holdfast.core.errors import DefinitionError, RunCancelled
 from holdfast.core.execution.step import StepContext
 from holdfast.core.loop import FinishedCall, PendingCall
 from holdfast.core.run.info import RunInfo
@@ -133,6 +135,10 @@ class PydanticAILoop:
                 capability.install(run, context, history, batch, counters)
                 runner = GraphRunner(context, run, history, batch, counters)
                 output = await runner.run()
+        except RunTimedOut:
+            raise
+        except AgentRunCancelled as exc:  # a tool or a hook has called `RunContext.cancel`
+            raise RunCancelled(f"run {context.run_id} was cancelled by its agent") from exc
         except Exception as exc:
             if runner is not None and exc is runner.request_error:
                 raise _RequestFailed(exc) from exc

@@ -52,6 +52,10 @@ class GraphRunner:
         )
         self._state, self._deps = run.ctx.state, run.ctx.deps
         self._state.output_retries_used = counters.output_retries
+        if history.has_started:
+            # pydantic-ai's own run continues: the open reply is that of a request which was made.
+            self._state.run_step = context.state.phase_steps + history.ends_with_reply
+            self._state.run_id = history.find_run_id() or self._state.run_id
         self._deps.prompt = load_prompt(context.prompt) if context.prompt else history.find_prompt()
         #: The unanswered reply that ends the saved conversation.
         self._resumed_reply: ModelResponse | None = None

@@ -129,6 +129,11 @@ class PydanticAIHistory:
         """Whether the prompt is in the history."""
         return not self._context.begins
 
+    def find_run_id(self) -> str | None:
+        """Return pydantic-ai's id of the run that has asked for the last reply."""
+        last = self._answers_start - 1
+        return self._history[last].run_id if last >= self._history.turn_start else None
+
     @property
     def ends_with_reply(self) -> bool:
         """Whether the last reply is not answered, or is the answer. A reply suspended by its provider is neither."""

@@ -268,6 +268,10 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         return await self._database.read(work)
 
 
-def make_serde(types: Sequence[type]) -> SerializerProtocol:
-    """Return a msgpack serializer that creates objects of safe types and of these, and of no others."""
+def make_serde(types: Sequence[type | tuple[str, ...]]) -> SerializerProtocol:
+    """Return a msgpack serializer that creates objects of safe types and of these, and of no others.
+
+    Args:
+        types: classes, or the module and the name of each.
+    """
     return JsonPlusSerializer(allowed_msgpack_modules=types or None)
