@@ -36,7 +36,7 @@ from holdfast.core.run.run_events import Event, StatusChanged
 from holdfast.core.run.waiting import Answer, WaitingCall
 from holdfast.core.telemetry_port import Telemetry
 from holdfast.core.trace_context import annotate_submit
-from holdfast.core.validation import check_choice, check_duration
+from holdfast.core.validation import check_choice, check_duration, check_labels
 from holdfast.runtime.agent_registry import AgentRegistry, find_agent, resolve_agent
 from holdfast.runtime.conversations import CONVERSATION_LABEL, Conversation
 from holdfast.runtime.lifetime import Lifetime
@@ -373,6 +373,7 @@ class App:
         check_choice("on_cancel", on_cancel, get_args(OnCancel))
         source = resolve_agent(self.agents, agent)
         info = RunInfo.create(source, prompt, run_id=run_id, inputs=inputs, **labels)
+        check_labels(info.labels)
         if self.store is None:
             return await self._open_executor.start(source, info, on_cancel=on_cancel)
         return await self._stored.attacher.run(
@@ -432,8 +433,6 @@ class App:
             RunConflict: a run with this id has another agent, prompt or inputs.
         """
         info = RunInfo.create(resolve_agent(self.agents, agent), prompt, run_id=run_id, inputs=inputs, **labels)
-        if not_before is not None and (not isinstance(not_before, datetime) or not_before.tzinfo is None):
-            raise DefinitionError(f"not_before is {not_before!r:.80}: give a datetime with a time zone")
         port_data = annotate_submit(self.ports.telemetry, info)
         return await self._client.submit(info, not_before, connection, port_data=port_data)
 
@@ -623,6 +622,7 @@ class App:
             DefinitionError: the agent is not known, or the key is not text.
         """
         parts = self._stored
+        check_labels(labels.get("labels") or {})
         return Conversation(
             resolve_agent(self.agents, agent),
             key,

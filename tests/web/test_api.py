@@ -60,7 +60,7 @@ async def test_a_person_picks_one_of_several_results(ann: httpx.AsyncClient) -> 
     assert (await ann.get("/runs/pick-a/pick")).json() == {"pick": None}
     check_problem(await ann.post("/runs/pick-a/pick", json={"result": "missing"}), 404, "RunNotFound")
     picked = (await ann.post("/runs/pick-a/pick", json={"result": "pick-b"})).json()["pick"]
-    assert (picked["run_id"], picked["result"], picked["by"]) == ("pick-a", "pick-b", "ann")
+    assert (picked["run_id"], picked["value"], picked["by"]) == ("pick-a", "pick-b", "ann")
     assert (await ann.get("/runs/pick-a/pick")).json() == {"pick": picked}
 
 

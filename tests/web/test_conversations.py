@@ -1,7 +1,5 @@
 """Conversations over HTTP."""
 
-import asyncio
-
 import httpx
 import pytest
 from tests.scripted_model import ScriptedModel
@@ -10,14 +8,15 @@ from tests.web.site import authorize
 from tests.web.test_api import check_problem, wait_for_status
 
 from holdfast import Agent, App, RunWaiting
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import RunNotFound, TurnConflict
-from holdfast.checkpoint.record import NewRun
 from holdfast.client import AsyncClient, Client
 from holdfast.core.run.run_events import TurnFinished
+from holdfast.runtime.conversations import make_conversation_id
 from holdfast.runtime.operations.mailing import MAX_MAIL_BYTES
 from holdfast.stores.memory import MemoryStore
 from holdfast.web.api import make_api
+from holdfast.web.api.conversation_operations import scope_key
+from holdfast.web.auth import Principal
 from holdfast.web.server import serve_locally
 
 CHAT = "/conversations/talker/chat-1"
@@ -27,13 +26,16 @@ async def test_messages_are_answered_turn_by_turn(ann: httpx.AsyncClient) -> Non
     for number, text in enumerate(("hello", "again"), start=1):
         for _ in range(2):  # the same id is the same message
             sent = await ann.post(f"{CHAT}/messages", json={"content": text, "id": f"m{number}"})
-            assert (sent.status_code, sent.json()) == (202, {"run_id": "chat:talker:chat-1", "turn_id": f"m{number}"})
+            assert (sent.status_code, sent.json()) == (
+                202,
+                {"run_id": "chat:talker:ann.chat-1", "turn_id": f"m{number}"},
+            )
         turn = (await ann.get(f"{CHAT}/turns/m{number}")).json()
         assert (turn["status"], turn["output"], turn["number"]) == ("done", f"you said {text}", number)
     history = (await ann.get(CHAT)).json()
     assert [turn["prompt"] for turn in history["turns"]] == ["hello", "again"]
     listed = (await ann.get("/conversations")).json()["runs"]
-    assert "chat:talker:chat-1" in [run["run_id"] for run in listed]
+    assert "chat:talker:ann.chat-1" in [run["run_id"] for run in listed]
     conflict = await ann.post(f"{CHAT}/messages", json={"content": "other", "id": "m1"})
     check_problem(conflict, 409, "TurnConflict")
 
@@ -45,11 +47,11 @@ async def test_a_turn_waits_for_an_approval_and_fails_alone(site: Site, ann: htt
     check_problem(waiting, 409, "RunWaiting")
     [call] = waiting.json()["calls"]
     answer = {"kind": "approve", "call_id": call["call_id"]}
-    assert (await ann.post("/runs/chat:talker:chat-2/answers", json=answer)).status_code == 202
+    assert (await ann.post("/runs/chat:talker:ann.chat-2/answers", json=answer)).status_code == 202
     while (turn := await ann.get(f"{chat}/turns/m1")).status_code == 409:  # the answer is being read
         pass
     assert turn.json()["output"] == "you said pay"
-    assert site.read_ledger("chat:talker:chat-2") == ["pay 1"]
+    assert site.read_ledger("chat:talker:ann.chat-2") == ["pay 1"]
     await ann.post(f"{chat}/messages", json={"content": "fail", "id": "m2"})
     assert "no answer" in check_problem(await ann.get(f"{chat}/turns/m2"), 409, "TurnFailed")
     await ann.post(f"{chat}/messages", json={"content": "on", "id": "m3"})
@@ -61,7 +63,7 @@ async def test_a_conversation_is_forked_and_erased(ann: httpx.AsyncClient) -> No
     await ann.post(f"{chat}/messages", json={"content": "one", "id": "m1"})
     await ann.get(f"{chat}/turns/m1")
     forked = await ann.post(f"{chat}/fork", json={"at_turn": 1, "edited": "two", "key": "chat-4"})
-    assert forked.json() == {"run_id": "chat:talker:chat-4"}
+    assert forked.json() == {"run_id": "chat:talker:ann.chat-4"}
     assert (await ann.get("/conversations/talker/chat-4/turns/m1")).json()["output"] == "you said two"
     taken = await ann.post(f"{chat}/fork", json={"at_turn": 1, "key": "chat-4"})
     check_problem(taken, 409, "RunConflict")
@@ -135,33 +137,28 @@ async def test_the_events_of_a_conversation_continue_between_turns(site: Site) -
         await wait_for_status(browser, "chat:talker:chat-5", "waiting")
 
 
-class TogetherStore(MemoryStore):
-    """A store in which two runs are created at the same time."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._both = asyncio.Barrier(2)
-
-    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
-        await self._both.wait()
-        return await super().create(run, worker_id=worker_id)
-
-
-async def test_of_two_callers_who_begin_a_conversation_at_once_one_has_it() -> None:
-    app = App([Agent(name="talker", model=ScriptedModel())], TogetherStore(), worker=False)
-    assert app.store is not None
+async def test_two_callers_with_the_same_key_have_conversations_of_their_own() -> None:
+    app = App([Agent(name="talker", model=ScriptedModel())], MemoryStore(), worker=False)
     async with (
         app,
         serve_locally(make_api(app, authorize=authorize), 0) as url,
         httpx.AsyncClient(base_url=url) as client,
     ):
-        ann, bob = await asyncio.gather(
-            *(
-                client.post("/conversations/talker/new/messages", json={"content": user}, headers={"x-user": user})
-                for user in ("ann", "bob")
-            )
-        )
-        assert {ann.status_code, bob.status_code} == {202, 404}
-        record = await app.get("chat:talker:new")
-        assert record.caller == ("ann" if ann.is_success else "bob")
-        assert len(await app.store.read_mail(record.run_id)) == 1
+        for user in ("ann", "bob"):
+            path, headers = "/conversations/talker/new", {"x-user": user}
+            sent = await client.post(f"{path}/messages", json={"content": user, "id": "m1"}, headers=headers)
+            assert sent.json() == {"run_id": f"chat:talker:{user}.new", "turn_id": "m1"}
+            assert (await app.get(f"chat:talker:{user}.new")).caller == user
+            [listed] = (await client.get("/conversations", headers=headers)).json()["runs"]
+            # The key of a listing names the same conversation.
+            stored = await client.get(f"/conversations/talker/{listed['conversation']}", headers=headers)
+            assert stored.json()["run_id"] == f"chat:talker:{user}.new"
+
+
+def test_no_two_callers_share_a_stored_key() -> None:
+    callers = ("a", "a.b", "a%2Eb", "a:b", "é", "a/b")
+    stored = {scope_key(Principal(caller_id=each), "talker", key) for each in callers for key in ("b.c", "c")}
+    assert len(stored) == len(callers) * 2
+    assert scope_key(Principal(caller_id="ops", sees_all=True), "talker", "a.c") == "a.c"
+    token = Principal(caller_id="", run_id=make_conversation_id("talker", "c"))
+    assert scope_key(token, "talker", "c") == "c"

@@ -1,10 +1,18 @@
 """Checks of arguments: a value of the wrong type is refused where it is given, not where it is used."""
 
-from collections.abc import Collection
-from datetime import timedelta
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from holdfast.core.errors import DefinitionError
+
+#: Labels of a new run, and the characters of their names and values.
+MAX_LABELS, MAX_LABEL_NAME, MAX_LABEL_VALUE = 64, 200, 1_000
+#: Labels that holdfast sets: how runs are related.
+_RESERVED_LABELS = frozenset({"forked_from", "forked_at", "forked_at_turn", "pick_of"})
+_RESERVED_PREFIX = "holdfast."
+#: Stores keep these times, and can add to them.
+_FIRST_TIME, _LAST_TIME = datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
 
 
 def check_type(name: str, value: Any, kind: type, advice: str = "") -> None:
@@ -43,6 +51,35 @@ def check_duration(name: str, value: Any, *, positive: bool = False) -> None:
         raise DefinitionError(
             f"{name} is {value!r:.80}: give a timedelta of {'more than zero' if positive else 'zero or more'}"
         )
+
+
+def to_utc(name: str, value: Any) -> datetime:
+    """Return a time in UTC. Refuse one without a zone, and one before 1970 or after the year 8999."""
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise DefinitionError(f"{name} is {value!r:.80}: give a datetime with a time zone")
+    try:
+        at = value.astimezone(UTC)
+    except OverflowError:
+        at = None
+    if at is None or not _FIRST_TIME <= at < _LAST_TIME:
+        raise DefinitionError(f"{name} is {value!r:.120}: give a time from 1970 to 8999")
+    return at
+
+
+def check_labels(labels: Mapping[str, str]) -> None:
+    """Refuse labels of a new run that are too many or too long, and names that holdfast uses itself."""
+    if not isinstance(labels, Mapping) or not all(isinstance(text, str) for pair in labels.items() for text in pair):
+        raise DefinitionError(f"labels is {labels!r:.80}: give a mapping from text to text")
+    if len(labels) > MAX_LABELS:
+        raise DefinitionError(f"the run has {len(labels)} labels: give at most {MAX_LABELS}")
+    for name, value in labels.items():
+        if name in _RESERVED_LABELS or name.startswith(_RESERVED_PREFIX):
+            raise DefinitionError(f"the label {name!r:.80} is set by holdfast: choose another name")
+        if len(name) > MAX_LABEL_NAME or len(value) > MAX_LABEL_VALUE:
+            raise DefinitionError(
+                f"the label {name!r:.80} is too long: use {MAX_LABEL_NAME} characters for the name, "
+                f"{MAX_LABEL_VALUE} for the value"
+            )
 
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:

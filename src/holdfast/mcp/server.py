@@ -20,6 +20,8 @@ from holdfast.root_error import HoldfastError
 MAX_LENGTH = 60_000
 #: How long texts in it may be. The first length with which the result fits is taken.
 _TEXT_LENGTHS = (4_000, 1_000, 200)
+#: Characters of an error, which may quote a transcript.
+_MAX_ERROR = 1_000
 
 
 def encode_bounded(value: Any) -> str:
@@ -32,7 +34,7 @@ def encode_bounded(value: Any) -> str:
     """
     plain = msgspec.to_builtins(value)
     for length in _TEXT_LENGTHS:
-        text = "".join(map(_escape, json.dumps(_cut(plain, length), ensure_ascii=False)))
+        text = escape_text(json.dumps(_cut(plain, length), ensure_ascii=False))
         if len(text) <= MAX_LENGTH:
             return text
     raise PayloadError("the result is too large to be shown: ask for fewer runs or fewer items")
@@ -49,9 +51,23 @@ def _cut(value: Any, length: int) -> Any:
     return value
 
 
+def escape_text(text: str) -> str:
+    """Escape the control and invisible characters of a text."""
+    return "".join(map(_escape, text))
+
+
 def _escape(character: str) -> str:
     """Escape what is invisible or changes the direction of text: categories Cc, Cf, Cs, Co, Zl and Zp."""
-    if character.isascii() or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp"):
+    if character.isascii() and character.isprintable():
+        return character
+    if unicodedata.category(character) not in (
+        "Cc",
+        "Cf",
+        "Cs",
+        "Co",
+        "Zl",
+        "Zp",
+    ):
         return character
     return json.dumps(character)[1:-1]
 
@@ -96,6 +112,6 @@ def _report_errors(function: Callable[_P, Awaitable[Any]]) -> Callable[_P, Await
         try:
             return encode_bounded(await function(*args, **kwargs))
         except HoldfastError as exc:
-            raise ToolError(f"{exc} [{type(exc).__name__}]") from exc
+            raise ToolError(escape_text(f"{str(exc)[:_MAX_ERROR]} [{type(exc).__name__}]")) from exc
 
     return call

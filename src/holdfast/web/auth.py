@@ -2,14 +2,19 @@
 
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Set
-from typing import Literal, get_args
+from datetime import datetime
+from typing import Literal, Unpack, get_args
 from urllib.parse import urlsplit
 
 import msgspec
 from starlette.requests import Request
 
-from holdfast.core.errors import DefinitionError
-from holdfast.runtime.reading.run_views import RunQuery
+from holdfast.checkpoint.errors import RunNotFound
+from holdfast.checkpoint.record import RunFilter, RunRecord
+from holdfast.checkpoint.store import RunStore
+from holdfast.core.errors import DefinitionError, InvalidRunId
+from holdfast.core.run.info import check_run_id
+from holdfast.runtime.reading.run_views import RunQuery, RunRecords, list_records, make_filter
 from holdfast.web.errors import Forbidden, NotAuthenticated
 
 #: `read`: status, listing, events. `send`: messages and signals. `answer`: approvals and answers. `start`: new runs,
@@ -36,6 +41,8 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     sees_all: bool = False
     #: Sees this run or conversation only. Set by browser tokens.
     run_id: str | None = None
+    #: Event streams end then. `None`: never.
+    expires_at: datetime | None = None
 
     def __post_init__(self) -> None:
         unknown = set(self.scopes) - ALL_SCOPES
@@ -45,10 +52,15 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
             raise DefinitionError("the caller id of a principal is empty: name the caller, or set sees_all")
 
     def can_see(self, run_id: str, caller_id: str) -> bool:
-        """Whether the run with this id and this caller exists for the principal."""
+        """Whether the run with this id and this caller exists for the principal: the rule of every list and page."""
         if self.run_id is not None:
             return run_id == self.run_id
         return self.sees_all or caller_id == self.caller_id
+
+    def check_visible(self, run_id: str, caller_id: str) -> None:
+        """Raise `RunNotFound` if the run does not exist for the principal."""
+        if not self.can_see(run_id, caller_id):
+            raise RunNotFound(run_id)
 
     def require(self, scope: Scope) -> None:
         """Raise `Forbidden` if the principal does not have the scope."""
@@ -139,10 +151,51 @@ def read_bearer_token(request: Request) -> str:
     return request.query_params.get("token", "") if request.method == "GET" else ""
 
 
+async def find_visible(store: RunStore, principal: Principal, run_id: str) -> RunRecord:
+    """Return the record of a run.
+
+    Raises:
+        RunNotFound: there is none, or it does not exist for the principal.
+    """
+    try:
+        check_run_id(run_id)
+    except InvalidRunId:  # not every store can look for any text
+        raise RunNotFound(run_id) from None
+    record = await store.get_record(run_id)
+    principal.check_visible(run_id, record.caller_id)
+    return record
+
+
+async def list_visible(
+    store: RunStore, principal: Principal, *, limit: int, cursor: str | None = None, **query: Unpack[RunQuery]
+) -> RunRecords:
+    """Return a page of the runs that exist for the principal, newest first. Raises as `list_records`."""
+    if principal.run_id is not None:
+        return RunRecords(records=await _list_one(store, principal, principal.run_id, query))
+    return await list_records(store, limit=limit, cursor=cursor, **restrict(query, principal))
+
+
+async def _list_one(store: RunStore, principal: Principal, run_id: str, query: RunQuery) -> tuple[RunRecord, ...]:
+    run_filter, statuses = make_filter(**query)
+    try:
+        record = await find_visible(store, principal, run_id)
+    except RunNotFound:
+        return ()
+    fits = run_filter.matches(record) and (statuses is None or record.current_status in statuses)
+    return (record,) if fits else ()
+
+
 def restrict(query: RunQuery, principal: Principal) -> RunQuery:
-    """Return the query, limited to the runs that exist for the principal, as far as the store can."""
-    if principal.sees_all or principal.run_id is not None:
+    """Return the query, limited to the caller id of the principal unless it sees all runs."""
+    if principal.sees_all:
         return query
     if query.get("caller") not in (None, principal.caller_id):
         return RunQuery(status=[])
     return RunQuery(**query | {"caller": principal.caller_id})
+
+
+def restrict_filter(run_filter: RunFilter, principal: Principal) -> RunFilter:
+    """The same for a filter of the store. The runs that it finds are still to be checked with `can_see`."""
+    if principal.sees_all or principal.run_id is not None:
+        return run_filter
+    return msgspec.structs.replace(run_filter, caller_id=principal.caller_id)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -69,15 +69,28 @@ async def encode_events(events: AsyncGenerator[Event], first: Iterable[Event] = 
     yield END_FRAME
 
 
+def encode_html(html: str) -> bytes:
+    """Return the frame of a part of a page, which htmx swaps into it."""
+    lines = "\n".join(f"data: {line}" for line in html.splitlines())
+    return f"{lines}\n\n".encode(errors="replace")
+
+
 class EventStreamResponse(Response):
-    """Sends frames until they end or the client leaves. A client that leaves ends nothing but this response."""
+    """Sends frames until they end, the client leaves or its token expires. That ends nothing but this response."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, frames: AsyncGenerator[bytes], *, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        frames: AsyncGenerator[bytes],
+        *,
+        expires_at: datetime | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Send `frames`, at the longest until `expires_at`."""
         super().__init__(headers={**HEADERS, **(headers or {})})
         del self.headers["content-length"]
-        self._frames = frames
+        self._frames, self._expires_at = frames, expires_at
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -87,16 +100,23 @@ class EventStreamResponse(Response):
             asyncio.create_task(_wait_for_disconnect(receive)),
         ]
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            ended, _ = await asyncio.wait(tasks, timeout=self._seconds_left(), return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in tasks:
                 task.cancel()
             errors = await asyncio.gather(*tasks, return_exceptions=True)
+        if not ended:  # the token has expired
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
         for error in errors:
             if isinstance(error, Exception) and not isinstance(error, OSError):
                 raise error
         if self.background is not None:
             await self.background()
+
+    def _seconds_left(self) -> float | None:
+        if self._expires_at is None:
+            return None
+        return max(0.0, (self._expires_at - datetime.now(UTC)).total_seconds())
 
     async def _send_frames(self, send: Send) -> None:
         async with aclosing(self._frames) as frames:

@@ -86,7 +86,7 @@ class BrowserTokens:
         if grant.expires_at <= self._clock.now():
             raise InvalidToken("the token has expired: ask for another one")
         scopes: Set[Scope] = grant.scopes  # type: ignore[assignment]
-        return Principal(caller_id=grant.caller_id, scopes=scopes, run_id=grant.run_id)
+        return Principal(caller_id=grant.caller_id, scopes=scopes, run_id=grant.run_id, expires_at=grant.expires_at)
 
     def authorize(self, request: Request) -> Principal | None:
         """Return the principal of the request's token, or `None` if there is none: an `authorize` of its own."""

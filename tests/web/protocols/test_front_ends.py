@@ -151,10 +151,14 @@ async def test_the_chat_of_another_user_does_not_exist(chat_site: Site, protocol
         assert (await ann.post(path, json=make_body(protocol, chat), headers=foreign)).status_code == 403
         assert (await ann.post(f"/{protocol}/none", json=make_body(protocol, chat))).status_code == 422
     reads = [f"{path}/{chat}/messages"] + ([f"{path}/{chat}/stream"] if protocol == "vercel-ai" else [])
-    for user, expected in (("bob", 404), ("nobody", 401)):
-        async with chat_site.client(user) as other:
-            assert (await other.post(path, json=make_body(protocol, chat))).status_code == expected
-            assert [(await other.get(read)).status_code for read in reads] == [expected] * len(reads)
+    async with chat_site.client("nobody") as nobody:
+        assert (await nobody.post(path, json=make_body(protocol, chat))).status_code == 401
+        assert [(await nobody.get(read)).status_code for read in reads] == [401] * len(reads)
+    async with chat_site.client("bob") as bob, chat_site.client("ann") as ann:
+        assert (await bob.get(reads[0])).text == "[]"  # his own chat with this key, which has not begun
+        assert "you said hello" in (await bob.post(path, json=make_body(protocol, chat))).text
+        roles = [message["role"] for message in (await ann.get(reads[0])).json()]
+        assert roles == ["user", "assistant"]
     async with chat_site.client("reader") as reader:
         assert (await reader.post(path, json=make_body(protocol, "readers"))).status_code == 403
 

@@ -22,6 +22,8 @@ from holdfast.core.run.waiting import TOKEN_LENGTH, Answer, Approve, Decision, D
 
 #: The largest body of a message, a signal or an answer.
 MAX_MAIL_BYTES = 4 * 1024 * 1024
+#: Characters of the name of a signal.
+_MAX_NAME = 200
 
 _UNFINISHED = frozenset({RunStatus.WAITING, RunStatus.RUNNING, RunStatus.INTERRUPTED})
 
@@ -69,8 +71,8 @@ class Mailer:
 
     async def signal(self, run_id: str, name: str, payload: Any, mail_id: str | None = None) -> str:
         """Send a signal. A call of `wait_for` with this name returns the payload, also if it comes later."""
-        if not isinstance(name, str) or not name:
-            raise DefinitionError(f"the name of the signal is {name!r:.80}: give a text")
+        if not isinstance(name, str) or not 0 < len(name) <= _MAX_NAME:
+            raise DefinitionError(f"the name of the signal is {name!r:.80}: give 1 to {_MAX_NAME} characters")
         body = msgspec.json.encode(to_json_value(payload, "the payload"))
         return await self._post(run_id, f"signal:{name}", body, mail_id)
 

@@ -36,6 +36,7 @@ from holdfast.core.run.prompt import Prompt, dump_prompt, make_request_digest
 from holdfast.core.run.result import Result
 from holdfast.core.run.turns import TURN_TOPIC, ConversationIdle
 from holdfast.core.run.waiting import RunWaiting
+from holdfast.core.validation import check_labels, to_utc
 from holdfast.runtime.agent_registry import find_agent
 from holdfast.runtime.operations.forking import Fork, make_start
 from holdfast.stores.redacting import stored_info
@@ -101,7 +102,11 @@ class RunClient:
 
         Raises:
             RunConflict: a run with this id has another agent, prompt or inputs.
+            DefinitionError: `not_before` is not a time that stores can keep, or a label is one of holdfast's own.
         """
+        check_labels(info.labels)
+        if not_before is not None:
+            not_before = to_utc("not_before", not_before)
         progress = Progress(port_data=dict(port_data or {}))
         new = make_queued_run(info, progress, [], not_before)
         if connection is not None:

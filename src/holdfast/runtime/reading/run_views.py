@@ -17,6 +17,7 @@ from holdfast.core.errors import DefinitionError
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import Usage
 from holdfast.core.run.status import AttemptEnd
+from holdfast.core.validation import to_utc
 from holdfast.runtime.reading.transcript import Call, Transcript, get_loop_name
 
 
@@ -129,6 +130,11 @@ class RunQuery(TypedDict, total=False):
     #: Created before this time.
     until: datetime | None
 
+
+#: Labels of a filter, beside that of conversations: each is a join.
+_MAX_LABELS = 8
+#: Characters of each text of a filter, and of a cursor.
+_MAX_TEXT = 1_000
 
 _STATUSES = {status.value: status for status in RunStatus if status is not RunStatus.REMOVED}
 
@@ -298,8 +304,8 @@ def _to_stored_statuses(wanted: frozenset[RunStatus] | None) -> frozenset[RunSta
 
 
 def _check_text(name: str, value: str | None) -> str | None:
-    if value is not None and not isinstance(value, str):
-        raise DefinitionError(f"{name} is {value!r:.80}: give text")
+    if value is not None and (not isinstance(value, str) or len(value) > _MAX_TEXT):
+        raise DefinitionError(f"{name} is {value!r:.80}: give text of at most {_MAX_TEXT} characters")
     return value
 
 
@@ -308,10 +314,13 @@ def _check_labels(labels: Mapping[str, str] | None) -> Mapping[str, str]:
         return {}
     if not isinstance(labels, Mapping) or not all(isinstance(text, str) for pair in labels.items() for text in pair):
         raise DefinitionError(f"labels is {labels!r:.80}: give a mapping of text to text")
+    if len(labels.keys() - {"holdfast.type"}) > _MAX_LABELS:
+        raise DefinitionError(f"the filter has {len(labels)} labels: give at most {_MAX_LABELS}")
+    for name, value in labels.items():
+        _check_text("the name of a label", name)
+        _check_text(f"the label {name:.80}", value)
     return dict(labels)
 
 
 def _check_time(name: str, value: datetime | None) -> datetime | None:
-    if value is not None and (not isinstance(value, datetime) or value.tzinfo is None):
-        raise DefinitionError(f"{name} is {value!r:.80}: give a datetime with a time zone")
-    return value
+    return None if value is None else to_utc(name, value)

@@ -28,6 +28,8 @@ class SqlFiles:
         """Raise `ValueError` for a name that PostgreSQL would need quoted."""
         if not re.fullmatch(r"[a-z_][a-z0-9_]{0,47}", schema):
             raise ValueError(f"{schema!r} cannot be a schema: use up to 48 small letters, digits and underscores")
+        if schema.startswith("pg_") or schema == "information_schema":
+            raise ValueError(f"{schema!r} belongs to PostgreSQL: choose another schema")
         self.schema = schema
 
     @functools.cached_property

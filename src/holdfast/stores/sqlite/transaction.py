@@ -15,6 +15,7 @@ from holdfast.stores.sqlite.database import statement
 Execute = Callable[..., Any]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LATEST = datetime.max.replace(tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
@@ -23,7 +24,10 @@ def to_micros(moment: datetime) -> int:
 
 
 def from_micros(micros: int) -> datetime:
-    return _EPOCH + timedelta(microseconds=micros)
+    try:
+        return _EPOCH + timedelta(microseconds=micros)
+    except OverflowError:  # a damaged row: a listing shows it all the same
+        return _LATEST
 
 
 class Transaction:

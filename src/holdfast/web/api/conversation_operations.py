@@ -2,6 +2,7 @@
 
 import asyncio
 from typing import Any
+from urllib.parse import quote
 
 from starlette.responses import Response
 
@@ -9,7 +10,7 @@ from holdfast.checkpoint.delta import JournaledTurn, read_turns
 from holdfast.checkpoint.errors import RunConflict, RunNotFound
 from holdfast.core.execution.native_loop import get_loop
 from holdfast.core.run.prompt import Prompt
-from holdfast.runtime.conversations import CONVERSATION_LABEL, Conversation, When
+from holdfast.runtime.conversations import CONVERSATION_LABEL, Conversation, When, make_conversation_id
 from holdfast.runtime.reading.run_views import RunList
 from holdfast.web.api.operation import (
     DEFAULT_WAIT,
@@ -22,6 +23,7 @@ from holdfast.web.api.operation import (
     read_number,
 )
 from holdfast.web.api.run_operations import list_runs
+from holdfast.web.auth import Principal
 from holdfast.web.errors import Forbidden
 from holdfast.web.sse import encode_json
 from holdfast.web.wire import (
@@ -40,6 +42,7 @@ async def open_conversation(context: Context, agent: str, key: str) -> Conversat
     Raises:
         RunNotFound: it belongs to another caller.
     """
+    key = scope_key(context.principal, agent, key)
     conversation = context.app.conversation(agent, key, caller_id=context.principal.caller_id)
     try:
         await context.find_visible(conversation.run_id)
@@ -50,6 +53,17 @@ async def open_conversation(context: Context, agent: str, key: str) -> Conversat
         if not context.principal.can_see(conversation.run_id, context.principal.caller_id):
             raise
     return conversation
+
+
+def scope_key(principal: Principal, agent: str, key: str) -> str:
+    """Return the key under which a conversation of the principal is stored: two callers may choose the same one.
+
+    A principal that sees all runs, or that has a token for this conversation, names the stored key itself.
+    """
+    if principal.sees_all or principal.run_id == make_conversation_id(agent, key):
+        return key
+    prefix = quote(principal.caller_id, safe="").replace(".", "%2E") + "."
+    return key if key.startswith(prefix) else prefix + key
 
 
 async def post_message(
@@ -79,7 +93,8 @@ async def _exists(context: Context, run_id: str) -> bool:
 async def _find(context: Context) -> Conversation[Any]:
     """Return the conversation in the path, which has begun. Raises `RunNotFound`."""
     parameters = context.request.path_params
-    agent, key = parameters["agent"], parameters["key"]
+    agent = parameters["agent"]
+    key = scope_key(context.principal, agent, parameters["key"])
     record = await context.find_visible(context.app.conversation(agent, key).run_id)
     return context.app.conversation(agent, key, caller_id=record.caller_id)  # a fork inherits the caller
 
@@ -141,10 +156,12 @@ async def fork_conversation(context: Context) -> RunReference:
         raise Forbidden("this token is for one conversation: it starts no other")
     body: ConversationForkRequest = context.body
     conversation = await _find(context)
-    target = context.app.conversation(context.request.path_params["agent"], body.key)
+    agent = context.request.path_params["agent"]
+    key = scope_key(context.principal, agent, body.key)
+    target = context.app.conversation(agent, key)
     if await _exists(context, target.run_id):
-        raise RunConflict(target.run_id, context.request.path_params["agent"])
-    fork = await conversation.fork(body.at_turn, edited=body.edited, key=body.key)
+        raise RunConflict(target.run_id, agent)
+    fork = await conversation.fork(body.at_turn, edited=body.edited, key=key)
     return RunReference(run_id=fork.run_id)
 
 

@@ -9,12 +9,11 @@ import msgspec
 from starlette.requests import Request
 
 from holdfast.app import App
-from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.record import RunRecord
 from holdfast.checkpoint.store import RunStore
 from holdfast.core.errors import DefinitionError
 from holdfast.runtime.reading.run_views import RunQuery
-from holdfast.web.auth import Principal, Scope
+from holdfast.web.auth import Principal, Scope, find_visible
 from holdfast.web.errors import RequestError
 
 
@@ -49,10 +48,7 @@ class Context:
 
     async def find_visible(self, run_id: str) -> RunRecord:
         """Return the record of a run that the principal may see. Raises `RunNotFound`."""
-        record = await self.store.get_record(run_id)
-        if not self.principal.can_see(run_id, record.caller_id):
-            raise RunNotFound(run_id)
-        return record
+        return await find_visible(self.store, self.principal, run_id)
 
 
 #: Returns a struct, which is sent as JSON, or a response.

@@ -6,8 +6,10 @@ from typing import Any
 
 from starlette.responses import Response
 
+from holdfast.app import App
 from holdfast.checkpoint.errors import RunConflict, RunExists
 from holdfast.core.errors import DefinitionError
+from holdfast.core.run.prompt import Prompt
 from holdfast.core.run.run_events import Event
 from holdfast.fanout.responses import is_fanout, read_responses
 from holdfast.runtime.operations.verdicts import PICK, read_verdict, record_verdict
@@ -25,6 +27,7 @@ from holdfast.web.api.operation import (
     read_number,
     read_query,
 )
+from holdfast.web.auth import Principal, list_visible
 from holdfast.web.errors import Forbidden
 from holdfast.web.sse import EventStreamResponse, encode_events, encode_json
 from holdfast.web.wire import (
@@ -43,43 +46,52 @@ from holdfast.web.wire import (
 
 async def submit_run(context: Context) -> RunReference:
     body: RunRequest = context.body
-    principal, run_id = context.principal, context.request.headers.get("idempotency-key")
-    if principal.run_id is not None and run_id != principal.run_id:
+    run_id = await submit_visible(
+        context.app,
+        context.principal,
+        body.agent,
+        body.input,
+        inputs=body.inputs,
+        run_id=context.request.headers.get("idempotency-key"),
+        not_before=body.not_before,
+        labels=body.labels,
+        priority=body.priority,
+        concurrency_key=body.concurrency_key,
+    )
+    return RunReference(run_id=run_id)
+
+
+async def submit_visible(app: App, principal: Principal, agent: str, prompt: Prompt, **options: Any) -> str:
+    """Queue a run of the principal, and return its id. The id of a run that it may not see is taken, and no more.
+
+    Raises:
+        Forbidden: the principal is for one run, and this is another.
+        RunExists: the id belongs to another caller. RunConflict: a run of the principal has another agent or input.
+        DefinitionError: an option is not valid.
+    """
+    if principal.run_id is not None and options["run_id"] != principal.run_id:
         raise Forbidden("this token is for one run: it starts no other")
+    assert app.store is not None
+    conflict: RunConflict | None = None
     try:
-        run_id = await context.app.submit(
-            body.agent,
-            body.input,
-            inputs=body.inputs,
-            run_id=run_id,
-            not_before=body.not_before,
-            caller_id=principal.caller_id,
-            labels=body.labels,
-            priority=body.priority,
-            concurrency_key=body.concurrency_key,
-        )
-        record = await context.store.get_record(run_id)
+        run_id = await app.submit(agent, prompt, caller_id=principal.caller_id, **options)
     except RunConflict as exc:
-        record = await context.store.get_record(exc.run_id)
-        if principal.can_see(exc.run_id, record.caller_id):
-            raise
-    if not principal.can_see(record.run_id, record.caller_id):
-        raise RunExists(record.run_id, "choose another id")
-    return RunReference(run_id=record.run_id)
+        conflict, run_id = exc, exc.run_id
+    if not principal.can_see(run_id, (await app.store.get_record(run_id)).caller_id):
+        raise RunExists(run_id, "choose another id")
+    if conflict is not None:
+        raise conflict
+    return run_id
 
 
 async def list_runs(context: Context, labels: Mapping[str, str] | None = None) -> RunList:
     """Return the runs that the principal may see, with these labels if they are given."""
-    query, principal = read_query(context.request), context.principal
+    query = read_query(context.request)
     query["labels"] = {**(query.get("labels") or {}), **(labels or {})}
-    if principal.run_id is not None:
-        return RunList(runs=(summarize_run(await context.find_visible(principal.run_id)),))
-    if not principal.sees_all:
-        if query.get("caller") not in (None, principal.caller_id):
-            return RunList(runs=())
-        query["caller"] = principal.caller_id
     limit = read_number(context.request, "limit", DEFAULT_PAGE, MAX_PAGE)
-    return await context.app.list(limit=limit, cursor=context.request.query_params.get("cursor"), **query)
+    cursor = context.request.query_params.get("cursor")
+    page = await list_visible(context.store, context.principal, limit=limit, cursor=cursor, **query)
+    return RunList(runs=tuple(map(summarize_run, page.records)), cursor=page.cursor)
 
 
 async def get_run(context: Context) -> RunDetails:
@@ -108,7 +120,7 @@ async def stream_events(context: Context) -> Response:
     first = await _read_first(events, durable=record.is_terminal and after is not None)
     if not first:
         return Response(status_code=204)  # a browser that reads this does not connect again
-    return EventStreamResponse(encode_events(events, first))
+    return EventStreamResponse(encode_events(events, first), expires_at=context.principal.expires_at)
 
 
 async def _read_first(events: AsyncGenerator[Event], *, durable: bool) -> list[Event]:

@@ -50,7 +50,8 @@ class AGUIServer:
         is_new = message is not None and all(turn.turn_id != message.id for turn in turns)
         events = self._stream(run_id, turns, turn_id, answered, snapshot=not is_new and not answered)
         stream = AGUIEventStream(run_input)
-        return EventStreamResponse(encode_frames(stream.encode_stream(stream.transform_stream(events))))
+        frames = encode_frames(stream.encode_stream(stream.transform_stream(events)))
+        return EventStreamResponse(frames, expires_at=principal.expires_at)
 
     async def get_messages(self, request: Request) -> Response:
         """Return the messages of a thread."""

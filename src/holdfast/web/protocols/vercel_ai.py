@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from holdfast.runtime.conversations import Conversation
 from holdfast.web.api.operation import InvalidBody
+from holdfast.web.auth import Principal
 from holdfast.web.protocols.chat_server import ChatServer, NewMessage, encode_frames, make_json, read_input
 from holdfast.web.protocols.translation import Translator
 from holdfast.web.protocols.turn_stream import TurnView, find_present_turn, read_history, stream_turn
@@ -37,13 +38,13 @@ class VercelAIServer:
         message = _find_new_message(data.messages)
         if message is not None:
             turn_id = await self._chat.post(request, principal, conversation, message.text, message.id)
-            return self._respond(conversation, turn_id, set())
+            return self._respond(principal, conversation, turn_id, set())
         answers = adapter.deferred_tool_results
         if answers is None:
             raise InvalidBody("the last message is neither the user's nor has it an answer to an approval request")
         turns = await read_history(self._chat.app, conversation.run_id)
         await self._chat.answer(conversation, principal, answers)
-        return self._respond(conversation, turns[-1].turn_id if turns else None, set(answers.approvals))
+        return self._respond(principal, conversation, turns[-1].turn_id if turns else None, set(answers.approvals))
 
     async def resume(self, request: Request) -> Response:
         """Stream the current turn from its beginning. 204: there is none."""
@@ -51,7 +52,7 @@ class VercelAIServer:
         conversation = await self._chat.open(request, principal, request.path_params["chat_id"])
         turns = await read_history(self._chat.app, conversation.run_id)
         turn_id = await find_present_turn(self._chat.app, conversation.run_id, turns)
-        return Response(status_code=204) if turn_id is None else self._respond(conversation, turn_id, set())
+        return Response(status_code=204) if turn_id is None else self._respond(principal, conversation, turn_id, set())
 
     async def get_messages(self, request: Request) -> Response:
         """Return the messages of a chat: those of the turns that are over, and the message of the present one."""
@@ -60,12 +61,16 @@ class VercelAIServer:
         turns = await read_history(self._chat.app, conversation.run_id)
         return make_json(_dump(turns))
 
-    def _respond(self, conversation: Conversation[Any], turn_id: str | None, answered: set[str]) -> Response:
+    def _respond(
+        self, principal: Principal, conversation: Conversation[Any], turn_id: str | None, answered: set[str]
+    ) -> Response:
         stream = VercelAIEventStream(sdk_version=_SDK_VERSION, server_message_id=f"{turn_id}.answer")
         events = stream_turn(self._chat.app, conversation.run_id, turn_id or "", answered=answered)
         natives = Translator(_retract).translate(events)
         encoded = stream.encode_stream(stream.transform_stream(natives))
-        return EventStreamResponse(encode_frames(encoded), headers=stream.response_headers)
+        return EventStreamResponse(
+            encode_frames(encoded), expires_at=principal.expires_at, headers=stream.response_headers
+        )
 
 
 def _retract(text: str) -> DataChunk:

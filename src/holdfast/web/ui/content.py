@@ -86,13 +86,22 @@ _FENCE = re.compile(r"^```[^\n`]*\n(.*?)(?:^```[ \t]*$|\Z)", re.MULTILINE | re.D
 _INLINE = re.compile(
     r"`(?P<code>[^`\n]+)`"
     r"|\*\*(?P<bold>[^*\n]+)\*\*"
-    r"|\[(?P<label>[^\]\n]{1,300})\]\((?P<target>https?://[^\s()<>\"']{1,2000})\)"
+    r"|\[(?P<label>[^\[\]\n]{1,300})\]\((?P<target>https?://[^\s()<>\"']{1,2000})\)"
     r"|(?P<url>https?://[^\s<>\"'`)\]]{1,2000}[^\s<>\"'`)\].,;:!?])"
 )
 
 
+#: Longer text is shown as it is.
+_MAX_RICH_LENGTH = 100_000
+
+
 def show_text(text: str) -> Markup:
-    """Return the text as HTML. Only `pre`, `code`, `strong` and links to http and https come out of it."""
+    """Return the text as HTML. Only `pre`, `code`, `strong` and links to http and https come out of it.
+
+    The patterns look at each character a bounded number of times: a transcript is hostile text.
+    """
+    if len(text) > _MAX_RICH_LENGTH:
+        return escape(text)
     parts: list[Markup] = []
     position = 0
     for fence in _FENCE.finditer(text):

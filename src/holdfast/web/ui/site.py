@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from holdfast.app import App
-from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore
 from holdfast.core.errors import DefinitionError
@@ -18,10 +17,9 @@ from holdfast.core.run.waiting import PERSON_KINDS
 from holdfast.root_error import HoldfastError
 from holdfast.runtime.reading import formatting
 from holdfast.runtime.reading.formatting import utc_now
-from holdfast.runtime.reading.run_views import RunQuery, list_records
 from holdfast.runtime.reading.transcript import read_record_waits
 from holdfast.web.api.problems import get_status
-from holdfast.web.auth import Authorize, Principal, Scope, authenticate, restrict
+from holdfast.web.auth import Authorize, Principal, Scope, authenticate, find_visible, list_visible
 from holdfast.web.ui.content import show_text
 
 #: A change of the files of the page gets a new URL.
@@ -92,11 +90,7 @@ class Site:
         Raises:
             RunNotFound: there is none, or it does not exist for the sender of the request.
         """
-        run_id: str = request.path_params["run_id"]
-        record = await self.store.get_record(run_id)
-        if not get_principal(request).can_see(record.run_id, record.caller_id):
-            raise RunNotFound(run_id)
-        return record
+        return await find_visible(self.store, get_principal(request), request.path_params["run_id"])
 
     def render_error(self, request: Request, error: Exception) -> Response:
         """Return the page of an error. The text of a server error goes to the log only: it may name files and hosts."""
@@ -134,11 +128,10 @@ def make_endpoint(site: Site, handler: Handler, scope: Scope) -> Callable[[Reque
 
 async def count_pending(store: RunStore, principal: Principal) -> int:
     """Count the calls that wait for a person, in the newest runs that wait."""
-    query = restrict(RunQuery(status=[RunStatus.WAITING]), principal)
-    page = await list_records(store, limit=_PENDING_LIMIT, **query)
-    return sum(
-        call.kind in PERSON_KINDS
-        for record in page.records
-        if principal.can_see(record.run_id, record.caller_id)
-        for call in read_record_waits(record)
-    )
+    page = await list_visible(store, principal, limit=_PENDING_LIMIT, status=RunStatus.WAITING)
+    return sum(call.kind in PERSON_KINDS for record in page.records for call in read_record_waits(record))
+
+
+def can_start(site: Site, principal: Principal) -> bool:
+    """Whether the principal may start runs here. A site without agents starts none."""
+    return bool(site.app.agents) and "start" in principal.scopes and principal.run_id is None

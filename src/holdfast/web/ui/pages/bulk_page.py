@@ -1,64 +1,19 @@
 """One action on many runs: a preview of those that a filter finds, then the action on exactly these."""
 
-from collections.abc import Awaitable, Callable
-
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.checkpoint.errors import RunNotFound
-from holdfast.checkpoint.record import TERMINAL_STATUSES, RunStatus
 from holdfast.core.errors import DefinitionError
 from holdfast.root_error import HoldfastError
 from holdfast.runtime.reading.formatting import utc_now
+from holdfast.web.auth import find_visible
 from holdfast.web.ui.pages.run_filter import RunsFilter, parse_filter
-from holdfast.web.ui.pages.run_listing import RunRow, read_rows
-from holdfast.web.ui.run_view.actions import read_form
+from holdfast.web.ui.pages.runs_page import RunRow, read_rows
+from holdfast.web.ui.run_view.actions import BULK_ACTIONS, BulkAction, read_form
 from holdfast.web.ui.site import Site, count_pending, get_principal
 
 #: Runs that one action takes.
 MAX_RUNS = 200
-
-
-class BulkAction(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be done to many runs, and to which."""
-
-    verb: str
-    #: For the sentence that follows the number of runs.
-    past: str
-    statuses: frozenset[RunStatus]
-    apply: Callable[[Site, str], Awaitable[None]]
-    is_destructive: bool = False
-
-
-ACTIONS = {
-    "cancel": BulkAction(
-        verb="Cancel",
-        past="cancelled, or asked to stop",
-        statuses=frozenset(RunStatus) - TERMINAL_STATUSES - {RunStatus.REMOVED},
-        apply=lambda site, run_id: site.app.cancel(run_id),
-        is_destructive=True,
-    ),
-    "resume": BulkAction(
-        verb="Resume",
-        past="left to the workers, which resume them",
-        statuses=frozenset({RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.PARKED}),
-        apply=lambda site, run_id: site.app.requeue(run_id),
-    ),
-    "unpark": BulkAction(
-        verb="Unpark",
-        past="unparked",
-        statuses=frozenset({RunStatus.PARKED}),
-        apply=lambda site, run_id: site.app.unpark(run_id),
-    ),
-    "remove": BulkAction(
-        verb="Remove",
-        past="removed",
-        statuses=TERMINAL_STATUSES,
-        apply=lambda site, run_id: site.store.remove(run_id),
-        is_destructive=True,
-    ),
-}
 
 
 async def preview(site: Site, request: Request) -> Response:
@@ -81,9 +36,7 @@ async def apply(site: Site, request: Request) -> Response:
     done, refused = 0, list[str]()
     for run_id in form.get("runs", "").split()[:MAX_RUNS]:
         try:
-            record = await site.store.get_record(run_id)
-            if not get_principal(request).can_see(record.run_id, record.caller_id):
-                raise RunNotFound(run_id)
+            await find_visible(site.store, get_principal(request), run_id)
             await action.apply(site, run_id)
             done += 1
         except HoldfastError as exc:
@@ -104,6 +57,6 @@ async def _list_rows(site: Site, request: Request, wanted: RunsFilter) -> list[R
 
 
 def _get_action(name: str) -> BulkAction:
-    if name not in ACTIONS:
-        raise DefinitionError(f"the action is {name!r:.40}: use {', '.join(ACTIONS)}")
-    return ACTIONS[name]
+    if name not in BULK_ACTIONS:
+        raise DefinitionError(f"the action is {name!r:.40}: use {', '.join(BULK_ACTIONS)}")
+    return BULK_ACTIONS[name]

@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from typing import Unpack
 
 import msgspec
 from starlette.requests import Request
@@ -10,15 +11,15 @@ from starlette.responses import Response
 
 from holdfast.app import App
 from holdfast.checkpoint.errors import RunNotFound
-from holdfast.checkpoint.record import RunFilter, RunRecord
+from holdfast.checkpoint.record import RunRecord
 from holdfast.checkpoint.store import RunStore
 from holdfast.core.errors import DefinitionError
 from holdfast.fanout.cells import make_cell_run_id
 from holdfast.fanout.responses import ModelResponse, is_fanout, read_responses
 from holdfast.runtime.operations.verdicts import PICK, Verdict, read_verdict, record_verdict
 from holdfast.runtime.reading.formatting import format_value
-from holdfast.runtime.reading.run_views import summarize_run
-from holdfast.web.auth import Principal
+from holdfast.runtime.reading.run_views import RunQuery, summarize_run
+from holdfast.web.auth import Principal, find_visible, list_visible
 from holdfast.web.ui.run_view.actions import read_form, redirect
 from holdfast.web.ui.site import Site, get_principal
 
@@ -95,9 +96,9 @@ async def _read_runs(
     """Read a run and its forks, or the children of a run: the run that they belong to, the prompt, the results."""
     origin = await _get_visible(store, record.labels.get("forked_from"), principal)
     root = origin or record
-    runs = [root, *await _list_visible(store, RunFilter(labels={"forked_from": root.run_id}), principal)]
+    runs = [root, *await _list_oldest_first(store, principal, labels={"forked_from": root.run_id})]
     if len(runs) < _MIN_RUNS:
-        root, runs = record, await _list_visible(store, RunFilter(parent_run_id=record.run_id), principal)
+        root, runs = record, await _list_oldest_first(store, principal, parent=record.run_id)
     columns = [await _make_column(app, each) for each in runs[:_MAX_COLUMNS]]
     return root, (await app.get(root.run_id)).prompt, columns
 
@@ -150,15 +151,14 @@ async def _get_visible(store: RunStore, run_id: str | None, principal: Principal
     if run_id is None:
         return None
     try:
-        record = await store.get_record(run_id)
+        return await find_visible(store, principal, run_id)
     except RunNotFound:
         return None
-    return record if principal.can_see(record.run_id, record.caller_id) else None
 
 
-async def _list_visible(store: RunStore, filter: RunFilter, principal: Principal) -> list[RunRecord]:
-    page = await store.list_page(filter, limit=4 * _MAX_COLUMNS)
-    return [record for record in page.records[::-1] if principal.can_see(record.run_id, record.caller_id)]
+async def _list_oldest_first(store: RunStore, principal: Principal, **query: Unpack[RunQuery]) -> list[RunRecord]:
+    page = await list_visible(store, principal, limit=4 * _MAX_COLUMNS, **query)
+    return list(page.records[::-1])
 
 
 def _view_file(column: Column, path: str, base: Column | None) -> FileView:

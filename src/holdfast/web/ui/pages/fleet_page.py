@@ -23,12 +23,11 @@ from holdfast.db.tables import TablesError
 from holdfast.runtime.reading.fleet import WorkerRuns, join_workers
 from holdfast.runtime.reading.formatting import utc_now
 from holdfast.runtime.reading.run_views import RunSummary, summarize_run
-from holdfast.web.auth import Principal
+from holdfast.web.auth import Principal, restrict_filter
 from holdfast.web.ui.live import Fragment, stream_fragments
-from holdfast.web.ui.pages.new_run_page import can_start
-from holdfast.web.ui.pages.run_listing import StatusCounts, count_all
+from holdfast.web.ui.pages.runs_page import StatusCounts, count_all
 from holdfast.web.ui.run_view.actions import read_form
-from holdfast.web.ui.site import Site, count_pending, get_principal
+from holdfast.web.ui.site import Site, can_start, count_pending, get_principal
 
 #: Fires of a job, and accounts, that the page shows.
 _FIRES, _MAX_ACCOUNTS = 3, 20
@@ -192,7 +191,7 @@ async def read_fleet(store: RunStore, principal: Principal, now: datetime) -> Fl
 
 
 async def _list(store: RunStore, principal: Principal, filter: RunFilter) -> tuple[list[RunRecord], bool]:
-    filter = _restrict(filter, principal)
+    filter = restrict_filter(filter, principal)
     found: list[RunRecord] = []
     cursor: str | None = None
     while len(found) < _MAX_RECORDS:
@@ -213,19 +212,13 @@ async def _count_unowned(store: RunStore, principal: Principal) -> StatusCounts:
 async def _find_oldest(store: RunStore, principal: Principal, now: datetime) -> RunSummary | None:
     """Return the oldest run that is due and waits for a worker."""
     seen = 0
-    async for record in store.list_runs(_restrict(RunFilter(statuses=_UNOWNED), principal)):
+    async for record in store.list_runs(restrict_filter(RunFilter(statuses=_UNOWNED), principal)):
         seen += 1
         if record.not_before <= now and principal.can_see(record.run_id, record.caller_id):
             return summarize_run(record)
         if seen >= _MAX_RECORDS:  # all of them are delayed
             break
     return None
-
-
-def _restrict(filter: RunFilter, principal: Principal) -> RunFilter:
-    if principal.sees_all or principal.run_id is not None:
-        return filter
-    return msgspec.structs.replace(filter, caller_id=principal.caller_id)
 
 
 def _make_row(worker: WorkerRuns) -> WorkerRow:
@@ -270,7 +263,7 @@ async def stream_fleet(site: Site, request: Request) -> Response:
         key = (context["fleet"], context["batteries"])
         return Fragment(key, lambda: site.render_text(request, "fleet_live.html", **context))
 
-    return stream_fragments(site.store, read)
+    return stream_fragments(site.store, get_principal(request), read)
 
 
 async def run_job(site: Site, request: Request) -> Response:

@@ -2,22 +2,16 @@
 
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from holdfast.checkpoint.errors import RunConflict
+from holdfast.checkpoint.errors import RunConflict, RunExists
 from holdfast.core.errors import DefinitionError
 from holdfast.core.run.info import new_run_id
-from holdfast.web.auth import Principal
+from holdfast.web.api.run_operations import submit_visible
 from holdfast.web.errors import Forbidden
-from holdfast.web.ui.run_view.actions import read_form
-from holdfast.web.ui.site import Site, count_pending, get_principal
-
-
-def can_start(site: Site, principal: Principal) -> bool:
-    """Whether the principal may start runs here. A site without agents starts none."""
-    return bool(site.app.agents) and "start" in principal.scopes and principal.run_id is None
+from holdfast.web.ui.run_view.actions import parse_json, read_form
+from holdfast.web.ui.site import Site, can_start, count_pending, get_principal
 
 
 async def show_form(site: Site, request: Request) -> Response:
@@ -35,6 +29,9 @@ async def start_run(site: Site, request: Request) -> Response:
     except RunConflict as exc:
         error = f"this form has started the run {exc.run_id} already: submit it again to start another one"
         return await _render(site, request, form, error=error, status=409)
+    except RunExists:
+        error = "the id of this form is taken: submit it again"
+        return await _render(site, request, form, error=error, status=409)
     except DefinitionError as exc:
         return await _render(site, request, form, error=str(exc), status=422)
     return RedirectResponse(f"{request.scope.get('root_path', '')}/runs/{run_id}?said=started", status_code=303)
@@ -49,13 +46,14 @@ async def _submit(site: Site, request: Request, form: dict[str, str]) -> str:
     prompt = form.get("input", "").strip()
     if not prompt:
         raise DefinitionError("the input is empty: write what the agent should do")
-    return await site.app.submit(
+    return await submit_visible(
+        site.app,
+        get_principal(request),
         form.get("agent", ""),
         prompt,
         inputs=_parse_data(form.get("data", "")),
         # The id is in the form: sent twice, the form starts one run.
         run_id=form.get("run_id") or None,
-        caller_id=get_principal(request).caller_id,
         labels=_parse_labels(form.get("labels", "")),
     )
 
@@ -68,10 +66,8 @@ def _parse_data(text: str) -> dict[str, Any] | None:
     """
     if not text.strip():
         return None
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.MsgspecError as exc:
-        raise DefinitionError(f'the data is not a JSON object, such as {{"order": "A17"}}: {exc}') from None
+    data: dict[str, Any] = parse_json(text, 'the data is not a JSON object, such as {"order": "A17"}', dict[str, Any])
+    return data
 
 
 def _parse_labels(text: str) -> dict[str, str]:

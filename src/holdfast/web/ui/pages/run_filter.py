@@ -10,12 +10,15 @@ import msgspec
 
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core.errors import DefinitionError
+from holdfast.core.validation import to_utc
 from holdfast.runtime.reading.run_views import RunQuery, RunSummary
 
 #: `needs-you`: parked, or a call waits for a person.
 NEEDS_YOU = "needs-you"
 STATUS_CHOICES = (NEEDS_YOU, *(status.value for status in RunStatus if status is not RunStatus.REMOVED))
 
+#: Characters of the text form.
+_MAX_LENGTH = 2_000
 _DURATION = re.compile(r"(\d{1,6}(?:\.\d+)?)([smhdw])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _COST = re.compile(r"([<>])=?\$?(\d+(?:\.\d+)?)")
@@ -74,8 +77,10 @@ def parse_filter(text: str, status: str, now: datetime) -> RunsFilter:
     """Parse the filter.
 
     Raises:
-        DefinitionError: a part of it is not valid.
+        DefinitionError: a part of it is not valid, or it is too long.
     """
+    if len(text) > _MAX_LENGTH:
+        raise DefinitionError(f"the filter has {len(text)} characters: give at most {_MAX_LENGTH}")
     if status and status not in STATUS_CHOICES:
         raise DefinitionError(f"status is {status!r:.40}: use {', '.join(STATUS_CHOICES)}")
     fields: dict[str, Any] = {}
@@ -108,10 +113,10 @@ def _parse_time(name: str, value: str, now: datetime) -> datetime:
         if found := _DURATION.fullmatch(value):
             return now - timedelta(seconds=float(found[1]) * _SECONDS[found[2]])
         at = datetime.fromisoformat(value)
-    except (ValueError, OverflowError):
+        return to_utc(name, at if at.tzinfo else at.replace(tzinfo=UTC))
+    except (ValueError, OverflowError, DefinitionError):
         form = "a duration such as 30m, 24h or 7d, or a time such as 2026-05-01"
         raise DefinitionError(f"{name}:{value:.40} is not valid: give {form}") from None
-    return at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
 def _parse_cost(value: str) -> dict[str, float]:

@@ -1,19 +1,146 @@
-"""The runs list."""
+"""The runs list: its rows, the counts by status, and the page."""
 
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from holdfast.checkpoint.fleet import count_by_status
+from holdfast.checkpoint.record import RunRecord, RunStatus
+from holdfast.checkpoint.store import RunStore
 from holdfast.core.errors import DefinitionError
+from holdfast.core.run.waiting import PERSON_KINDS, WaitingCall
 from holdfast.runtime.conversations import CONVERSATION_LABEL
-from holdfast.runtime.reading.formatting import utc_now
+from holdfast.runtime.reading.formatting import Piece, explain_run, utc_now
+from holdfast.runtime.reading.run_views import RunQuery, RunSummary, list_records, summarize_run
+from holdfast.runtime.reading.transcript import read_record_waits
+from holdfast.web.auth import Principal, list_visible, restrict
 from holdfast.web.ui.live import Fragment, stream_fragments
-from holdfast.web.ui.pages.bulk_page import ACTIONS
-from holdfast.web.ui.pages.new_run_page import can_start
-from holdfast.web.ui.pages.run_filter import STATUS_CHOICES, RunsFilter, parse_filter
-from holdfast.web.ui.pages.run_listing import RunRows, count_statuses, read_rows
-from holdfast.web.ui.site import Site, count_pending, get_principal
+from holdfast.web.ui.pages.run_filter import NEEDS_YOU, STATUS_CHOICES, RunsFilter, parse_filter
+from holdfast.web.ui.run_view.actions import BULK_ACTIONS
+from holdfast.web.ui.site import Site, can_start, count_pending, get_principal
+
+PAGE_SIZE = 50
+#: Records read at a time, and in all, for a filter that the store cannot apply.
+_SCAN_PAGE, _SCAN_LIMIT = 250, 5_000
+#: Runs of one status are counted up to this many: by the store, or by reading their records.
+_COUNT_LIMIT, _READ_LIMIT = 10_000, 200
+
+_STATUSES = tuple(RunStatus(status) for status in STATUS_CHOICES if status != NEEDS_YOU)
+#: Runs of these may need a person. Only their records say whether they do.
+_NEEDING = (RunStatus.WAITING, RunStatus.PARKED)
+
+
+class RunRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the list."""
+
+    run: RunSummary
+    why: Sequence[Piece]
+    needs_person: bool
+
+
+class RunRows(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of the list."""
+
+    rows: Sequence[RunRow]
+    cursor: str | None
+    #: The scan has stopped at its limit: there may be runs that fit further on.
+    stopped: bool = False
+
+
+class StatusCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """The number of runs by status, and of those that need a person."""
+
+    counts: Mapping[str, int]
+    #: There are more of these than were counted.
+    more: frozenset[str] = frozenset()
+
+    def format(self, name: str) -> str:
+        """Return the number of a status, or of all for an empty name: `12`, or `200+` if there are more."""
+        if name:
+            return f"{self.counts.get(name, 0):,}{'+' if name in self.more else ''}"
+        total = sum(count for status, count in self.counts.items() if status != NEEDS_YOU)
+        return f"{total:,}{'+' if self.more - {NEEDS_YOU} else ''}"
+
+
+def make_row(record: RunRecord, now: datetime) -> RunRow:
+    """Make the line of a run."""
+    run, waits = summarize_run(record), read_record_waits(record)
+    return RunRow(run=run, why=explain_run(run, waits, now), needs_person=needs_person(run, waits))
+
+
+def needs_person(run: RunSummary, waits: Sequence[WaitingCall]) -> bool:
+    """Whether the run continues only after a person has acted."""
+    if run.status is RunStatus.PARKED:
+        return True
+    return run.status is RunStatus.WAITING and any(call.kind in PERSON_KINDS for call in waits)
+
+
+async def read_rows(
+    store: RunStore, filter: RunsFilter, principal: Principal, now: datetime, cursor: str | None
+) -> RunRows:
+    """Return the next page of the list. It has more lines than asked for if the filter had to be applied here."""
+    query = filter.to_query()
+    scans = bool(filter.words) or filter.min_cost is not None or filter.max_cost is not None
+    scans = scans or filter.status == NEEDS_YOU
+    size = _SCAN_PAGE if scans else PAGE_SIZE
+    rows: list[RunRow] = []
+    for _ in range(0, _SCAN_LIMIT, size):
+        page = await list_visible(store, principal, limit=size, cursor=cursor, **query)
+        found = [make_row(record, now) for record in page.records]
+        rows += [row for row in found if filter.matches(row.run, needs_person=row.needs_person)]
+        cursor = page.cursor
+        if cursor is None or len(rows) >= PAGE_SIZE:
+            return RunRows(rows=rows, cursor=cursor)
+    return RunRows(rows=rows, cursor=cursor, stopped=True)
+
+
+async def count_statuses(store: RunStore, filter: RunsFilter, principal: Principal) -> StatusCounts | None:
+    """Count the runs of each status. `None` if the filter is not one of the store."""
+    if filter.words or filter.min_cost is not None or filter.max_cost is not None or principal.run_id is not None:
+        return None
+    query = restrict(filter.to_query(with_status=False), principal)
+    if query.get("status") == []:
+        return StatusCounts(counts={})
+    counted = await count_all(store, _COUNT_LIMIT) if principal.sees_all and not any(query.values()) else None
+    read = await _count_by_reading(store, query, _STATUSES if counted is None else _NEEDING)
+    if counted is None:
+        return read
+    counts = {**counted.counts, NEEDS_YOU: read.counts[NEEDS_YOU]}
+    return StatusCounts(counts=counts, more=counted.more | (read.more & {NEEDS_YOU}))
+
+
+async def count_all(store: RunStore, limit: int) -> StatusCounts | None:
+    """Count all runs, up to `limit` of each status. `None` if the store cannot."""
+    counted = await count_by_status(store, limit)
+    if counted is None:
+        return None
+    counts = {status.value: count for status, count in counted.items()}
+    return StatusCounts(
+        counts=counts, more=frozenset(status.value for status, count in counted.items() if count >= limit)
+    )
+
+
+async def _count_by_reading(store: RunStore, query: RunQuery, statuses: Sequence[RunStatus]) -> StatusCounts:
+    reads = [list_records(store, limit=_READ_LIMIT, **(query | {"status": status})) for status in statuses]
+    counts: Counter[str] = Counter()
+    more: set[str] = set()
+    for status, page in zip(statuses, await asyncio.gather(*reads), strict=True):
+        counts[status.value] = len(page.records)
+        found = {status.value}
+        if status in _NEEDING:
+            found.add(NEEDS_YOU)
+            counts[NEEDS_YOU] += sum(
+                needs_person(summarize_run(record), read_record_waits(record)) for record in page.records
+            )
+        if page.cursor is not None:
+            more |= found
+    return StatusCounts(counts=counts, more=frozenset(more))
 
 
 async def show_runs(site: Site, request: Request) -> Response:
@@ -48,7 +175,7 @@ async def stream_runs(site: Site, request: Request) -> Response:
             lambda: site.render_text(request, "runs_live.html", **_COMMON, **context | {"pending_count": pending}),
         )
 
-    return stream_fragments(site.store, read)
+    return stream_fragments(site.store, get_principal(request), read)
 
 
 async def read_list(site: Site, request: Request) -> dict[str, Any]:
@@ -72,4 +199,4 @@ async def read_list(site: Site, request: Request) -> dict[str, Any]:
     }
 
 
-_COMMON = {"statuses": STATUS_CHOICES, "bulk_actions": tuple(ACTIONS)}
+_COMMON = {"statuses": STATUS_CHOICES, "bulk_actions": tuple(BULK_ACTIONS)}

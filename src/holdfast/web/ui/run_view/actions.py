@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from holdfast.checkpoint.errors import RunNotFound
-from holdfast.checkpoint.record import RunRecord
+from holdfast.checkpoint.record import TERMINAL_STATUSES, RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore
 from holdfast.core.errors import DefinitionError
 from holdfast.core.run.waiting import PERSON_KINDS, Answer, Approve, Deny, Value, WaitingCall
@@ -71,7 +71,9 @@ def _read_answer(form: dict[str, str]) -> tuple[Answer, str]:
         case "approve":
             return Approve(), "approved"
         case "edit":
-            return Approve(arguments=_read_arguments(form.get("arguments", ""))), "approved"
+            return Approve(
+                arguments=parse_json(form.get("arguments", ""), "the arguments are not a JSON object", dict[str, Any])
+            ), "approved"
         case "deny":
             return Deny(reason=form.get("reason", "").strip()), "denied"
         case "value":
@@ -79,18 +81,23 @@ def _read_answer(form: dict[str, str]) -> tuple[Answer, str]:
     raise DefinitionError("the form has no decision: approve, deny or answer")
 
 
-def _read_arguments(text: str) -> dict[str, Any]:
+def parse_json(text: str, problem: str, kind: Any = Any) -> Any:
+    """Parse JSON in a form.
+
+    Raises:
+        DefinitionError: it is not JSON of this kind. The message begins with `problem`.
+    """
     try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.MsgspecError as exc:
-        raise DefinitionError(f"the arguments are not a JSON object: {exc}") from None
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as exc:
+        raise DefinitionError(f"{problem}: {exc}") from None
 
 
 def _parse_value(text: str) -> Any:
     """Parse JSON. Other text is taken as it is."""
     try:
-        return msgspec.json.decode(text)
-    except msgspec.MsgspecError:
+        return parse_json(text, "the value is not JSON")
+    except DefinitionError:
         return text
 
 
@@ -152,6 +159,47 @@ async def send(site: Site, request: Request) -> Response:
 def redirect(request: Request, path: str, said: str) -> Response:
     """Show a page, with what an action has said."""
     return RedirectResponse(f"{request.scope.get('root_path', '')}{path}?said={said}", status_code=303)
+
+
+class BulkAction(msgspec.Struct, frozen=True, kw_only=True):
+    """What can be done to many runs, and to which."""
+
+    verb: str
+    #: For the sentence that follows the number of runs.
+    past: str
+    statuses: frozenset[RunStatus]
+    apply: Callable[[Site, str], Awaitable[None]]
+    is_destructive: bool = False
+
+
+BULK_ACTIONS = {
+    "cancel": BulkAction(
+        verb="Cancel",
+        past="cancelled, or asked to stop",
+        statuses=frozenset(RunStatus) - TERMINAL_STATUSES - {RunStatus.REMOVED},
+        apply=lambda site, run_id: site.app.cancel(run_id),
+        is_destructive=True,
+    ),
+    "resume": BulkAction(
+        verb="Resume",
+        past="left to the workers, which resume them",
+        statuses=frozenset({RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.PARKED}),
+        apply=lambda site, run_id: site.app.requeue(run_id),
+    ),
+    "unpark": BulkAction(
+        verb="Unpark",
+        past="unparked",
+        statuses=frozenset({RunStatus.PARKED}),
+        apply=lambda site, run_id: site.app.unpark(run_id),
+    ),
+    "remove": BulkAction(
+        verb="Remove",
+        past="removed",
+        statuses=TERMINAL_STATUSES,
+        apply=lambda site, run_id: site.store.remove(run_id),
+        is_destructive=True,
+    ),
+}
 
 
 #: The reply that made a call is among the last entries of its run.

@@ -2,23 +2,21 @@
 
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.checkpoint.codec import decode_begin
-from holdfast.core.errors import DefinitionError
 from holdfast.runtime.reading.run_views import summarize_run
-from holdfast.web.ui.run_view.actions import read_form, redirect
+from holdfast.web.ui.run_view.actions import parse_json, read_form, redirect
 from holdfast.web.ui.run_view.run_steps import CallView, StepView
-from holdfast.web.ui.run_view.run_window import read_step
+from holdfast.web.ui.run_view.run_window import read_number, read_step
 from holdfast.web.ui.site import Site
 
 
 async def show_fork(site: Site, request: Request) -> Response:
     """Show the form of one step: as a page, or as the part that the page of the run loads."""
     record = await site.get_record(request)
-    step = await read_step(site.store, record, request.path_params["step"])
+    step = await read_step(site.store, record, read_number(request.path_params["step"]))
     has_parts = step.number == 1 and isinstance(decode_begin(await site.store.load(record.run_id)).info.prompt, list)
     template = "fork_form.html" if "part" in request.query_params else "fork_page.html"
     return site.render(
@@ -46,10 +44,8 @@ async def fork(site: Site, request: Request) -> Response:
     """Queue a new run that starts at a step of this one, with what the form says."""
     record = await site.get_record(request)
     form = await read_form(request)
-    step = form.get("step", "")
-    if not step.isdecimal():
-        raise DefinitionError(f"step is {step!r:.40}: give the number of a finished step")
-    new_id = await site.app.fork(record.run_id, **_read_edit(int(step), form))
+    step = read_number(form.get("step", ""))
+    new_id = await site.app.fork(record.run_id, **_read_edit(step, form))
     return redirect(request, f"/runs/{new_id}", "forked")
 
 
@@ -57,7 +53,9 @@ def _read_edit(step: int, form: dict[str, str]) -> dict[str, Any]:
     text = form.get("text", "")
     match form.get("edit"):
         case "result":
-            value = text if form.get("format") == "text" else _parse_json(text)
+            value = (
+                text if form.get("format") == "text" else parse_json(text, "the result is not JSON; put text in quotes")
+            )
             return {"at_step": step, "results": {form.get("call_id", ""): value}}
         case "message":
             return {"at_step": step, "edited": text}
@@ -65,10 +63,3 @@ def _read_edit(step: int, form: dict[str, str]) -> dict[str, Any]:
             return {"at_step": step + 1, "edited": text}
         case _:
             return {"at_step": step}
-
-
-def _parse_json(text: str) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except msgspec.MsgspecError as exc:
-        raise DefinitionError(f"the result is not JSON: {exc}; put text in quotes") from None

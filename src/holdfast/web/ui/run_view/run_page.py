@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -10,19 +11,18 @@ from starlette.responses import Response
 
 from holdfast.checkpoint.codec import decode
 from holdfast.checkpoint.progress import AttemptRecord, Progress
-from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus
+from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore
-from holdfast.core.errors import DefinitionError
 from holdfast.core.run.status import AttemptEnd
 from holdfast.fanout.responses import is_fanout
 from holdfast.runtime.reading.formatting import explain_run, utc_now
 from holdfast.runtime.reading.run_views import RunSummary, read_attempts, summarize_run
 from holdfast.runtime.reading.transcript import Call, Transcript, get_loop_name, read_record_waits
-from holdfast.web.auth import Principal
+from holdfast.web.auth import Principal, list_visible
 from holdfast.web.ui.run_view.actions import list_tasks
 from holdfast.web.ui.run_view.run_steps import Content, StepView
 from holdfast.web.ui.run_view.run_timeline import Timeline, build_timeline
-from holdfast.web.ui.run_view.run_window import read_content, read_image, read_window, search
+from holdfast.web.ui.run_view.run_window import read_content, read_image, read_number, read_window, search
 from holdfast.web.ui.site import Site, count_pending, get_principal
 
 #: The reply that made the calls is among the last entries: a batch of calls, and their results.
@@ -47,7 +47,14 @@ async def read_doubts(store: RunStore, record: RunRecord) -> Sequence[Doubt]:
     transcript = Transcript(get_loop_name(record))
     transcript.read(stored.entries)
     transcript.close(stored.record)
-    in_doubt = decode(stored.record.progress, Progress).calls.in_doubt
+    return list_doubts(stored.record, transcript)
+
+
+def list_doubts(record: RunRecord, transcript: Transcript) -> Sequence[Doubt]:
+    """The same, from a transcript that has the step in progress."""
+    if record.status is not RunStatus.PARKED:
+        return []
+    in_doubt = decode(record.progress, Progress).calls.in_doubt
     return [
         Doubt(call=call, is_reported=call.call_id in in_doubt)
         for call in transcript.unanswered
@@ -61,6 +68,7 @@ _LIMIT = 50
 class Related(msgspec.Struct, frozen=True, kw_only=True):
     """The nearest runs."""
 
+    run_id: str
     parent: str | None
     #: The run that this one is a fork of.
     origin: str | None
@@ -71,16 +79,23 @@ class Related(msgspec.Struct, frozen=True, kw_only=True):
 async def read_related(store: RunStore, record: RunRecord, principal: Principal) -> Related:
     """Read the runs around a run that exist for the principal."""
 
-    async def list_runs(filter: RunFilter) -> list[RunSummary]:
-        page = await store.list_page(filter, limit=_LIMIT)
-        return [summarize_run(each) for each in page.records if principal.can_see(each.run_id, each.caller_id)]
-
     children, forks = await asyncio.gather(
-        list_runs(RunFilter(parent_run_id=record.run_id)), list_runs(RunFilter(labels={"forked_from": record.run_id}))
+        list_visible(store, principal, limit=_LIMIT, parent=record.run_id),
+        list_visible(store, principal, limit=_LIMIT, labels={"forked_from": record.run_id}),
     )
     return Related(
-        parent=record.parent_run_id, origin=record.labels.get("forked_from"), children=children[::-1], forks=forks[::-1]
+        run_id=record.run_id,
+        parent=record.parent_run_id,
+        origin=record.labels.get("forked_from"),
+        children=[summarize_run(each) for each in children.records[::-1]],
+        forks=[summarize_run(each) for each in forks.records[::-1]],
     )
+
+
+async def read_children(store: RunStore, related: Related, principal: Principal) -> Related:
+    """Read the children again."""
+    page = await list_visible(store, principal, limit=_LIMIT, parent=related.run_id)
+    return msgspec.structs.replace(related, children=[summarize_run(each) for each in page.records[::-1]])
 
 
 #: What an action has said, by the name in the URL: text from elsewhere is never shown.
@@ -112,9 +127,11 @@ async def show_run(site: Site, request: Request) -> Response:
     record = await site.get_record(request)
     params = request.query_params
     query = params.get("q", "").strip()
-    context = await read_head(site, request, record)
+    principal = get_principal(request)
+    related, doubts = await read_related(site.store, record, principal), await read_doubts(site.store, record)
+    context = make_head(site, principal, record, related, doubts)
     context |= {"timeline": None, "query": query, "said": MESSAGES.get(params.get("said", ""), "")}
-    context["pending_count"] = await count_pending(site.store, get_principal(request))
+    context["pending_count"] = await count_pending(site.store, principal)
     if query:
         hits = await search(site.store, record.run_id, query)
         return site.render(request, "run.html", **context, hits=hits, window=None)
@@ -138,12 +155,12 @@ def _is_later(attempt: AttemptRecord, steps: Sequence[StepView]) -> bool:
     return attempt.began_at is not None and end is not None and attempt.began_at > end
 
 
-async def read_head(site: Site, request: Request, record: RunRecord) -> dict[str, Any]:
+def make_head(
+    site: Site, principal: Principal, record: RunRecord, related: Related, doubts: Sequence[Doubt]
+) -> dict[str, Any]:
     """Return the context of everything but the transcript."""
-    principal = get_principal(request)
     run = summarize_run(record)
     waits = () if record.is_terminal else read_record_waits(record)
-    related = await read_related(site.store, record, principal)
     known_agent = record.agent_name in site.app.agents
     return {
         "run": run,
@@ -157,7 +174,7 @@ async def read_head(site: Site, request: Request, record: RunRecord) -> dict[str
         "can_control": "control" in principal.scopes,
         "can_resume": known_agent and run.status in _RESUMABLE,
         "can_fork": "start" in principal.scopes and not run.conversation,
-        "doubts": await read_doubts(site.store, record) if "control" in principal.scopes else [],
+        "doubts": doubts if "control" in principal.scopes else [],
         "attempts": read_attempts(record),
         "attempt_classes": _ATTEMPT_CLASSES,
         # Shown for a run without recorded attempts.
@@ -172,35 +189,21 @@ async def read_head(site: Site, request: Request, record: RunRecord) -> dict[str
 async def show_content(site: Site, request: Request) -> Response:
     """Show one long text whole: as a page, or as the part of the page that takes the place of the cut one."""
     record = await site.get_record(request)
-    seq, number = request.path_params["seq"], request.path_params["number"]
+    seq, number = (read_number(request.path_params[name]) for name in ("seq", "number"))
     text = await read_content(site.store, record.run_id, seq, number)
     content = Content(text=text, length=len(text), seq=seq, number=number)
     template = "content_part.html" if "part" in request.query_params else "content_page.html"
     code = "code" in request.query_params
-    return site.render(request, template, content=content, run_id=record.run_id, code=code)
+    render = partial(site.render, request, template, content=content, run_id=record.run_id, code=code)
+    return await asyncio.to_thread(render)  # the text may be long
 
 
 async def show_image(site: Site, request: Request) -> Response:
     """Return a picture of the transcript, of a type that a browser only draws."""
     record = await site.get_record(request)
-    media_type, content = await read_image(
-        site.store, record.run_id, request.path_params["seq"], request.path_params["number"]
-    )
+    seq, number = (read_number(request.path_params[name]) for name in ("seq", "number"))
+    media_type, content = await read_image(site.store, record.run_id, seq, number)
     return Response(content, media_type=media_type)
-
-
-def read_number(given: str | None, default: int | None = None) -> Any:
-    """Return the number in a URL.
-
-    Raises:
-        DefinitionError: it is none.
-    """
-    if given is None:
-        return default
-    try:
-        return int(given)
-    except ValueError:
-        raise DefinitionError(f"{given!r:.40} is not a number") from None
 
 
 def can_compare(record: RunRecord, forks: int, children: int) -> bool:

@@ -1,65 +1,73 @@
 """Live updates of the page of one run: its head, its new steps, and the text of the reply in progress."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from holdfast.app import App
 from holdfast.checkpoint.record import RunRecord
-from holdfast.core.run.run_events import DraftRetracted, ReplyAdded, TextDelta
+from holdfast.core.run.run_events import (
+    ChildFinished,
+    ChildStarted,
+    DraftRetracted,
+    ReasoningDelta,
+    ReplyAdded,
+    TextDelta,
+)
 from holdfast.root_error import HoldfastError
 from holdfast.runtime.streams.entry_events import Cursor, get_incarnation
-from holdfast.web.ui.live import EVENT_STREAM_HEADERS, UPDATE_PAUSE, format_event
-from holdfast.web.ui.run_view.run_page import make_timeline, read_head, read_number
+from holdfast.web.sse import EventStreamResponse, encode_html
+from holdfast.web.ui.live import UPDATE_PAUSE
+from holdfast.web.ui.run_view.run_page import list_doubts, make_head, make_timeline, read_children, read_related
 from holdfast.web.ui.run_view.run_steps import StepView
-from holdfast.web.ui.run_view.run_window import read_window
-from holdfast.web.ui.site import Site
+from holdfast.web.ui.run_view.run_window import Window, read_number, read_tail, read_window
+from holdfast.web.ui.site import Site, get_principal
 
 #: Times and ages are rendered again after this many seconds without an event.
 _REFRESH_SECONDS = 20
 #: After all events of an entry.
 _LAST_INDEX = 999_999_999
+#: Finished steps that the timeline may show.
+_KEPT_STEPS = 30
 
 
 async def stream_run(site: Site, request: Request) -> Response:
     """Send what has changed since the page was rendered. The steps up to the entry `after` do not change any more."""
     record = await site.get_record(request)
-    after = read_number(request.query_params.get("after"), default=-1)
-    updates = _Updates(site, request, after)
-    return StreamingResponse(
-        _generate(updates, _Feed(site.app, record)), media_type="text/event-stream", headers=EVENT_STREAM_HEADERS
-    )
+    updates = RunUpdates(site, request, after=read_number(request.query_params.get("after"), default=-1))
+    frames = _generate(updates, record, RunChanges(site.app, record))
+    return EventStreamResponse(frames, expires_at=get_principal(request).expires_at)
 
 
-async def _generate(updates: "_Updates", feed: "_Feed") -> AsyncIterator[str]:
-    collecting = asyncio.create_task(feed.collect())
+async def _generate(updates: "RunUpdates", record: RunRecord, changes: "RunChanges") -> AsyncGenerator[bytes]:
+    collecting = asyncio.create_task(changes.collect())
     try:
+        yield encode_html(await updates.begin(record))
         while True:
-            feed.changed.clear()
-            yield format_event(await updates.render(feed.draft))
             await asyncio.sleep(UPDATE_PAUSE.total_seconds())
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_REFRESH_SECONDS):
-                    await feed.changed.wait()
+            await changes.wait()
+            yield encode_html(await updates.render(changes))
     except HoldfastError:  # the run was removed, or the store is closed: the browser connects again
         return
     finally:
         collecting.cancel()
 
 
-class _Feed:
+class RunChanges:
     """Collects the events of a run between two updates."""
 
     def __init__(self, app: App, record: RunRecord) -> None:
         end = Cursor(get_incarnation(record.created_at), record.next_seq - 1, _LAST_INDEX)
         self._events = app.events(record.run_id, str(end))
-        self.changed = asyncio.Event()
+        self._changed = asyncio.Event()
         #: The text of the reply in progress.
         self.draft = ""
+        #: The journal or the record has changed. Child runs have begun or ended.
+        self.has_entries = self.has_children = False
 
     async def collect(self) -> None:
         """Collect until the run has ended."""
@@ -69,43 +77,77 @@ class _Feed:
                     self.draft += event.text
                 elif isinstance(event, DraftRetracted | ReplyAdded):
                     self.draft = ""
-                self.changed.set()
-        self.changed.set()
+                self.has_entries = self.has_entries or not isinstance(event, TextDelta | ReasoningDelta)
+                self.has_children = self.has_children or isinstance(event, ChildStarted | ChildFinished)
+                self._changed.set()
+        self.has_entries = True
+        self._changed.set()
+
+    async def wait(self) -> None:
+        """Wait for a change, or until times and ages are to be rendered again."""
+        try:
+            async with asyncio.timeout(_REFRESH_SECONDS):
+                await self._changed.wait()
+        except TimeoutError:
+            self.has_entries = True
+        if not (self.has_entries and self.has_children):  # an update takes one of them
+            self._changed.clear()
 
 
-class _Updates:
-    """What one reader has, so that only changes are sent."""
+class RunUpdates:
+    """What one reader has, so that only changes are sent. After the first update each one reads the store once."""
 
-    def __init__(self, site: Site, request: Request, after: int) -> None:
+    def __init__(self, site: Site, request: Request, *, after: int) -> None:
         self._site, self._request, self._after = site, request, after
+        self._principal = get_principal(request)
         self._key: tuple[Any, ...] | None = None
-        #: The steps that the reader has, by their anchors. `None`: not known yet.
-        self._sent: dict[str, str] | None = None
+        self._steps: list[StepView] = []
+        #: The entry that ends the last finished step.
+        self._last_step_seq = -1
+        #: The steps that the reader has, by their anchors.
+        self._sent: dict[str, str] = {}
 
-    async def render(self, draft: str) -> str:
+    async def begin(self, record: RunRecord) -> str:
+        """Return the whole part that changes."""
+        self._related = await read_related(self._site.store, record, self._principal)
+        return self._render_window(await read_window(self._site.store, record), replace_all=True)
+
+    async def render(self, changes: RunChanges) -> str:
         """Return what has changed, as parts with their targets."""
-        record = await self._site.get_record(self._request)
-        key = (record.next_seq, record.status, record.updated_at, record.owner_alive, record.cancel_requested)
-        if key == self._key:
-            return self._site.render_text(self._request, "draft.html", draft=draft)
-        self._key = key
-        window = await read_window(self._site.store, record)
-        head = await read_head(self._site, self._request, record)
-        head["timeline"] = make_timeline(record, window.steps.steps, is_end=True)
-        tail = [step for step in window.steps.steps if step.first_seq > self._after]
-        return self._render_changes(head, tail, draft)
+        if changes.has_children:
+            changes.has_children, self._key = False, None
+            self._related = await read_children(self._site.store, self._related, self._principal)
+        elif changes.has_entries:
+            changes.has_entries = False
+            window = await read_tail(self._site.store, self._request.path_params["run_id"], self._last_step_seq)
+            if window.key != self._key:
+                return self._render_window(window, draft=changes.draft)
+        return self._site.render_text(self._request, "draft.html", draft=changes.draft)
 
-    def _render_changes(self, head: dict[str, Any], tail: list[StepView], draft: str) -> str:
+    def _render_window(self, window: Window, *, replace_all: bool = False, draft: str = "") -> str:
+        record, steps = window.record, window.steps
+        self._key, self._last_step_seq = window.key, steps.last_step_seq
+        self._principal.check_visible(record.run_id, record.caller_id)
+        numbers = {step.number for step in steps.steps}
+        finished = [step for step in self._steps if step.finished and step.number not in numbers]
+        self._steps = [*finished, *steps.steps][-_KEPT_STEPS:]
+        head = make_head(self._site, self._principal, record, self._related, list_doubts(record, steps.transcript))
+        head["timeline"] = make_timeline(record, self._steps, is_end=True)
+        tail = [step for step in steps.steps if step.first_seq > self._after]
+        return self._render_changes(head, tail, draft, replace_all=replace_all)
+
+    def _render_changes(self, head: dict[str, Any], tail: list[StepView], draft: str, *, replace_all: bool) -> str:
         rendered = {step.anchor: self._site.render_text(self._request, "step.html", **head, step=step) for step in tail}
-        known, self._sent = self._sent, rendered
-        changed = {} if known is None else {name: html for name, html in rendered.items() if known.get(name) != html}
+        known = self._sent
+        changed = {} if replace_all else {name: html for name, html in rendered.items() if known.get(name) != html}
+        self._sent = known | rendered
         return self._site.render_text(
             self._request,
             "run_live.html",
             **head,
-            replace_all=known is None,
+            replace_all=replace_all,
             rendered=rendered,
             changed=changed,
-            known=known or {},
+            known=known,
             draft=draft,
         )

@@ -3,6 +3,7 @@
 import asyncio
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -12,6 +13,7 @@ from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import RunRecord, StoredRun
 from holdfast.checkpoint.store import RunStore
+from holdfast.core.errors import DefinitionError
 from holdfast.runtime.reading.formatting import cut_text, format_value
 from holdfast.runtime.reading.transcript import Transcript, get_loop_name
 from holdfast.web.ui.content import list_images
@@ -26,11 +28,18 @@ _SNIPPET = 160
 class Window(msgspec.Struct, frozen=True, kw_only=True):
     """Part of a transcript, and where its neighbours are."""
 
+    record: RunRecord
     steps: Steps
     #: Entries before this number are earlier. `None`: the window begins with the journal.
     earlier: int | None
     #: The window after this one ends before this number. `None`: the window reaches to the end.
-    later: int | None
+    later: int | None = None
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal if nothing of the run has changed that its page shows."""
+        record = self.record
+        return record.next_seq, record.status, record.updated_at, record.owner_alive, record.cancel_requested
 
 
 class Hit(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,10 +67,19 @@ async def read_window(
     steps = build_steps(entries, stored.record, is_end=is_end, finished_steps=finished)
     has_earlier = bool(entries) and entries[0].kind is not EntryKind.BEGIN and bool(steps.steps)
     return Window(
+        record=stored.record,
         steps=steps,
         earlier=steps.steps[0].first_seq if has_earlier else None,
         later=None if is_end else end + WINDOW - WINDOW // 10,
     )
+
+
+async def read_tail(store: RunStore, run_id: str, last_step_seq: int) -> Window:
+    """Read the record, and what follows the finished step whose last entry has this number."""
+    stored = await store.load(run_id, after=max(-1, last_step_seq - 1))
+    finished = decode(stored.record.progress, Progress).steps
+    steps = build_steps(stored.entries, stored.record, is_end=True, finished_steps=finished)
+    return Window(record=stored.record, steps=steps, earlier=last_step_seq)
 
 
 async def read_step(store: RunStore, record: RunRecord, number: int) -> StepView:
@@ -163,3 +181,20 @@ def _find_step(entries: Sequence[Entry], step: int) -> int:
 
 def _read_number(entry: Entry) -> int:
     return decode(entry.body, Step).progress.steps
+
+
+#: Digits of a number in a URL or a form: more than a journal has entries.
+_MAX_DIGITS = 15
+
+
+def read_number(given: str | None, default: int | None = None) -> Any:
+    """Return the number in a URL or a form.
+
+    Raises:
+        DefinitionError: it is none.
+    """
+    if given is None:
+        return default
+    if not given.removeprefix("-").isdecimal() or len(given) > _MAX_DIGITS:
+        raise DefinitionError(f"{given!r:.40} is not a number of at most {_MAX_DIGITS} digits")
+    return int(given)

@@ -1,0 +1,150 @@
+"""Input that no form of ours sends: it is refused with 4xx, and costs no more than other input."""
+
+import time
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+from urllib.parse import urlencode
+
+import httpx
+import pytest
+from tests.web.site import SECRET, make_agents
+
+from holdfast.app import App
+from holdfast.core.errors import DefinitionError
+from holdfast.web.auth import LOCAL_PRINCIPAL, Principal
+from holdfast.web.server import make_web, serve_locally
+from holdfast.web.tokens import BrowserTokens
+from holdfast.web.ui.content import show_text
+
+EDGES = (
+    "0001-01-01T00:00:00+23:59",
+    "9999-12-31T23:59:59-23:59",
+    "9999-12-31T23:59:59.999999Z",
+    "1969-12-31T23:59:59Z",
+)
+RESERVED = ("forked_from", "forked_at", "forked_at_turn", "pick_of", "holdfast.type", "holdfast.x")
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+@pytest.fixture
+async def app(tmp_path: Path) -> AsyncIterator[App]:
+    async with App(make_agents(tmp_path), f"sqlite:{tmp_path / 'runs.db'}", worker=False) as app:
+        await app.submit("clerk", "note", run_id="r1", caller_id="ann")
+        yield app
+
+
+@pytest.fixture
+async def client(app: App) -> AsyncIterator[httpx.AsyncClient]:
+    """A client that sees all runs, or those of the header `x-user`."""
+    site = make_web(app, authorize=lambda request: _get_principal(request.headers.get("x-user")))
+    transport = httpx.ASGITransport(site, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://local") as client:
+        yield client
+
+
+def _get_principal(user: str | None) -> Principal:
+    return LOCAL_PRINCIPAL if user is None else Principal(caller_id=user)
+
+
+@pytest.mark.parametrize("path", [
+    *(f"/api/runs?{urlencode({name: edge})}" for name in ("since", "until") for edge in EDGES),
+    *(f"/?{urlencode({'q': f'{name}:{edge}'})}" for name in ("since", "until") for edge in EDGES),
+    "/api/runs?" + urlencode([("label", f"n{number}=x") for number in range(9)]),
+    "/?" + urlencode({"q": " ".join(f"label.n{number}:x" for number in range(10))}),
+    f"/api/runs?label=a={'x' * 2_000}",
+    f"/api/runs?agent={'x' * 2_000}",
+    f"/api/runs?cursor={'x' * 2_000}",
+    f"/?cursor={'9' * 5_000}",
+    f"/?q={'x' * 5_000}",
+    *(f"/runs/r1?{name}={'9' * digits}" for name in ("step", "before") for digits in (20, 5_000)),
+    f"/live/runs/r1?after={'9' * 5_000}",
+    f"/runs/r1/content/{'9' * 5_000}/0",
+    f"/runs/r1/image/0/{'9' * 5_000}",
+    f"/runs/r1/fork/{'9' * 5_000}",
+])  # fmt: skip
+async def test_a_parameter_that_is_not_valid_is_422(client: httpx.AsyncClient, path: str) -> None:
+    assert (await client.get(path)).status_code == 422
+
+
+@pytest.mark.parametrize(
+    "path", ["/runs/%00", "/runs/" + "x" * 2_000, "/runs/r1%ED%A0%80", "/runs/%C3%A9", "/runs/none"]
+)
+async def test_an_id_that_no_run_can_have_is_404(client: httpx.AsyncClient, path: str) -> None:
+    assert (await client.get(path)).status_code == 404
+    assert (await client.get(f"/api{path}")).status_code == 404
+    for token in ("r1~é", "r1~%00", "r1~[redacted]", "é~é", "r1~" + "x" * 32):
+        assert (await client.post(f"/api/calls/{token}", json="forged")).status_code == 404
+
+
+@pytest.mark.parametrize(("path", "form"), [
+    ("/runs/r1/answer", {"decision": "edit", "call_id": "c", "arguments": DEEP}),
+    ("/runs/r1/fork", {"step": "9" * 5_000}),
+    ("/runs/r1/fork", {"step": "1", "edit": "result", "call_id": "c", "text": DEEP}),
+    ("/runs", {"agent": "clerk", "input": "x", "data": DEEP}),
+    ("/runs", {"agent": "clerk", "input": "x", "data": '{"a":' * 900 + "1" + "}" * 900}),
+    ("/runs", {"agent": "clerk", "input": "x", "labels": "forked_from=r1"}),
+])  # fmt: skip
+async def test_a_form_that_is_not_valid_is_422(client: httpx.AsyncClient, path: str, form: dict[str, str]) -> None:
+    assert (await client.post(path, data=form)).status_code == 422
+
+
+async def test_a_time_at_the_edge_of_the_calendar_is_refused(client: httpx.AsyncClient, app: App) -> None:
+    for edge in EDGES:
+        body = {"agent": "clerk", "input": "note", "not_before": edge}
+        assert (await client.post("/api/runs", json=body)).status_code == 422
+    body = {"agent": "clerk", "input": "note", "not_before": "2099-01-01T05:00:00+05:00"}
+    run_id = (await client.post("/api/runs", json=body)).json()["run_id"]
+    assert str((await app.get(run_id)).not_before) == "2099-01-01 00:00:00+00:00"
+    assert (await client.get("/")).status_code == 200
+
+
+@pytest.mark.parametrize("label", RESERVED)
+async def test_labels_that_relate_runs_are_not_for_callers(client: httpx.AsyncClient, app: App, label: str) -> None:
+    body = {"agent": "clerk", "input": "note", "labels": {label: "r1"}}
+    assert (await client.post("/api/runs", json=body)).status_code == 422
+    for start in (app.submit, app.run):
+        with pytest.raises(DefinitionError, match="is set by holdfast"):
+            await start("clerk", "note", labels={label: "r1"})
+    with pytest.raises(DefinitionError, match="is set by holdfast"):
+        app.conversation("talker", "k", labels={label: "r1"})
+
+
+async def test_labels_are_bounded(app: App) -> None:
+    for labels in ({f"n{number}": "" for number in range(65)}, {"n" * 201: ""}, {"n": "v" * 1_001}):
+        with pytest.raises(DefinitionError, match=r"labels|too long"):
+            await app.submit("clerk", "note", labels=labels)
+
+
+async def test_the_start_form_does_not_confirm_the_prompt_of_another_caller(client: httpx.AsyncClient) -> None:
+    answers = []
+    for prompt in ("note", "something else"):
+        form = {"agent": "clerk", "input": prompt, "run_id": "r1"}
+        response = await client.post("/runs", data=form, headers={"x-user": "bob"})
+        answers.append((response.status_code, "taken" in response.text))
+    assert answers == [(409, True), (409, True)]
+    own = await client.post(
+        "/runs", data={"agent": "clerk", "input": "note", "run_id": "r1"}, headers={"x-user": "ann"}
+    )
+    assert own.status_code == 303
+
+
+async def test_a_stream_ends_when_its_token_expires(app: App) -> None:
+    tokens = BrowserTokens(SECRET)
+    site = make_web(app, authorize=tokens.authorize)
+    async with serve_locally(site, 0) as url, httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as client:
+        for path in ("/api/runs/r1/events", "/live/runs/r1", "/live/runs", "/live/inbox"):
+            token = tokens.issue("r1", expires_in=timedelta(seconds=1))
+            assert "event: end" not in (await client.get(path, params={"token": token})).text
+            assert (await client.get(path, params={"token": token})).status_code == 401
+
+
+@pytest.mark.parametrize("text", ["[", "[a", "**", "**a", "`", "```\n", "http://", "[a](http://", "(", "https://a:::"])
+def test_rendering_takes_linear_time(text: str) -> None:
+    times = []
+    for size in (25_000, 99_000, 2_000_000):
+        begin = time.process_time()
+        show_text(text * (size // len(text)))
+        times.append(time.process_time() - begin)
+    assert times[1] < 8 * max(times[0], 0.01)
+    assert times[2] < max(times[1], 0.1)
