@@ -106,7 +106,7 @@ from holdfast.core.errors import (
     UnknownTool,
 )
 from holdfast.core.run.run_events import ReaderTooSlow
-from holdfast.core.run.waiting import OutageWait, RunWaiting
+from holdfast.core.run.waiting import RunWaiting
 from holdfast.db.tables import TablesError, TablesUnavailable
 from holdfast.fanout.errors import CorruptCheckpoint, FanoutError, PathRefused, WorkspaceChanged
 from holdfast.root_error import HoldfastError
@@ -148,7 +148,6 @@ __all__ = [
     "NotAuthenticated",
     "NotDurable",
     "NotWaiting",
-    "OutageWait",
     "PathRefused",
     "PayloadError",
     "PersonaError",

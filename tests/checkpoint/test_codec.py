@@ -141,7 +141,7 @@ def test_a_version_that_a_newer_holdfast_wrote_is_refused(found: int) -> None:
         stored(begin(), (EntryKind.MESSAGE, b'{"role": "emperor"}')),
         stored(begin(), (EntryKind.MESSAGE, b'{"role": "user"}')),
         stored(begin(), (EntryKind.RESULT, b'{"call": "c"}')),
-        stored(begin(), (EntryKind.ADOPT, b'["nobody"]')),
+        stored(begin(), (EntryKind.ADOPT, b'["missing"]')),
         stored(begin(), result("c"), (EntryKind.ADOPT, b'["c", "c"]')),
         stored(begin(), (EntryKind.ADOPT, b"{}")),
         stored(begin(), (EntryKind.PHASE, b"[]")),

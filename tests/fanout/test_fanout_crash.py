@@ -29,7 +29,7 @@ def start(folder: Path, life: int, kept: str, death: str = "") -> "subprocess.Po
 
 
 def killed(folder: Path, child: "subprocess.Popen[bytes]", more: int) -> bool:
-    """Kill the child once it has made so many requests more; whether it came to that."""
+    """Kill the child once it has made this many further requests; return whether it did."""
     wanted, end = len(requests(folder)) + more, time.monotonic() + 60
     while len(requests(folder)) < wanted and child.poll() is None:
         assert time.monotonic() < end
@@ -81,10 +81,10 @@ def check_requests(
 ) -> None:
     assert len(set(made)) == len(made), "a turn was asked for twice in one life"
     for life, model, _ in made:
-        assert model not in completed.get(life, ()), "a finished model was asked again"
+        assert model not in completed.get(life, ()), "a finished model was called again"
     for model, turns in models.items():
         its = [(life, turn) for life, asked, turn in made if asked == model]
-        # The one request that was under way may be made again in the next life; nothing before it.
+        # The one request that was in progress may be repeated in the next life; nothing before it.
         for (life, turn), (next_life, following) in pairwise(its):
             assert following == turn + 1 or (following == turn and next_life > life), (model, its)
         assert its[-1][1] == turns
@@ -93,7 +93,7 @@ def check_requests(
 @pytest.mark.parametrize("kept", ["file", "store"])
 @pytest.mark.parametrize("moment", ["release", "settled", "append", "appended"])
 def test_no_moment_of_death_makes_a_model_answer_twice(tmp_path: Path, kept: str, moment: str) -> None:
-    """Between a model's last reply and the end of the fan-out; one model at a time, so nothing else is under way."""
+    """Between a model's last reply and the end of the fan-out; one model at a time, so nothing else is in progress."""
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "a.txt").write_text("<0>")
     with start(tmp_path, 0, kept, moment) as child:
@@ -107,7 +107,7 @@ def test_no_moment_of_death_makes_a_model_answer_twice(tmp_path: Path, kept: str
 
 
 def check_responses(output: bytes, models: dict[str, int] = MODELS) -> list[ModelResponse]:
-    """They are those of a fan-out that nobody disturbed."""
+    """They are those of an undisturbed fan-out."""
     responses = msgspec.json.decode(output, type=list[ModelResponse])
     assert [response.model_id for response in responses] == list(models)
     for response, turns in zip(responses, models.values(), strict=True):

@@ -113,7 +113,7 @@ class TaskAgents:
         return "done"
 
     async def charge(self) -> str:
-        """Takes its process down after its effect: nobody hears of the result. Must not happen twice."""
+        """Takes its process down after its effect: the result is lost. Must not happen twice."""
         self.record_effect()
         self._kill_process()
         return "charged"

@@ -1,4 +1,4 @@
-"""Who asks for a run by an id gets that run, whoever has driven it, and never another one."""
+"""A caller that asks for a run by its id gets that run, from any worker, and never another one."""
 
 import asyncio
 import gc
@@ -48,7 +48,7 @@ class Model:
 
 
 async def interrupted(url: str, model: Model, prompt: str) -> App:
-    """An App with which the run `r` goes on, that an earlier one has left."""
+    """An App that resumes the run `r`, which an earlier one has left."""
     agents = [Agent(name="agent", model=model), Agent(name="other", model=model)]
     async with App(agents, url, worker=False) as earlier:
         with pytest.raises(Shutdown):
@@ -106,7 +106,7 @@ is_slow = ContextVar("is_slow", default=False)
 
 
 class SlowForOne(ProbeStore):
-    """Holds up a method for the slow caller until it is told to go on."""
+    """Holds up a method for the slow caller until it is released."""
 
     def __init__(self, method: str) -> None:
         super().__init__(MemoryStore(), before=self._hold_up)

@@ -1,4 +1,4 @@
-"""Whoever waits for a sign of the store can be ended at any moment, also when the sign has just come."""
+"""A task that waits for a change in the store can be cancelled at any moment, even when the change has just come."""
 
 import asyncio
 from datetime import timedelta
@@ -26,7 +26,7 @@ async def test_a_cancel_that_comes_together_with_a_sign_is_not_swallowed(url: st
 
     waiter = asyncio.create_task(wait_for_ever())
     created = 0
-    while not seen.is_set():  # a sign that comes before anybody waits is missed
+    while not seen.is_set():  # a change that comes before a task waits is missed
         created += 1
         await _create(store, f"run-{created}")
         await asyncio.sleep(0)

@@ -128,7 +128,7 @@ async def _delay_every_second_run(url: str) -> None:
 
 
 async def _resume_all(url: str) -> None:
-    """Return once all runs are under way at the same time: not one of them ends."""
+    """Return once all runs are executing at the same time: not one of them ends."""
     resumed, all_resumed = set[str](), asyncio.Event()
 
     async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:

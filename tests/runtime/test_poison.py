@@ -1,4 +1,4 @@
-"""A run that takes its process down again and again is parked, and goes on when somebody says so."""
+"""A run that takes its process down again and again is parked, and resumes when a person unparks it."""
 
 import signal
 

@@ -1,4 +1,4 @@
-"""A process that is told to stop while its store does not answer stops, long before the store's timeout is over."""
+"""A process that has to stop while its store does not answer stops long before the store's timeout has passed."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,7 @@ asyncio.run(main())
 
 @contextlib.contextmanager
 def silence(url: str) -> Iterator[None]:
-    """Nobody else gets at the runs that are in this database."""
+    """No other client can read the runs in this database."""
     if url.startswith("sqlite:"):
         connection = apsw.Connection(url.removeprefix("sqlite:"))
         connection.execute("BEGIN IMMEDIATE")

@@ -10,7 +10,7 @@ from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
 
 
 async def _family_in_doubt(harness: ProcessHarness, app: App) -> str:
-    """The child of a parked run: it was taken down by a call that nobody may make again."""
+    """The child of a parked run: it was taken down by a call that must not be repeated."""
     await app.submit("errand", "delegate=charge note", run_id="r")
     taken_down = harness.start("recover")
     taken_down.communicate(timeout=60)
@@ -28,7 +28,7 @@ async def test_it_goes_on_and_its_child_with_it(harness: ProcessHarness) -> None
         await app.unpark("r")
         assert (await load_records(app))[child].status is RunStatus.INTERRUPTED
         assert await _results(app, child) == [(UNKNOWN_OUTCOME, True)]
-        # Of the call that started the child nothing is unknown: it is made again, and meets the child.
+        # Nothing about the call that started the child is unknown: it is repeated, and meets the child.
         assert await _results(app, "r") == []
         await app.recover()
         assert (await app.result("r")).output == "did delegate=charge note"

@@ -1,4 +1,4 @@
-"""What recovery has taken is nobody's but the runs' own: whatever stops it, or breaks beside it, ends none of them."""
+"""The runs that recovery has claimed are independent: what stops recovery, or fails beside it, ends none of them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -159,7 +159,7 @@ def test_an_event_loop_that_ends_leaves_the_runs(tmp_path: Path) -> None:
         serving = asyncio.create_task(app.serve())
         await model.asked.wait()
         assert not serving.done()
-        # It returns with all of it under way, and asyncio cancels every task there is.
+        # It returns with all of it in progress, and asyncio cancels every task there is.
 
     async def status() -> RunStatus:
         store = SqliteStore(tmp_path / "runs.db")

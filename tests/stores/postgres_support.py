@@ -32,13 +32,13 @@ def route_through(proxy: CuttingProxy, url: str) -> str:
 
 @contextlib.asynccontextmanager
 async def fail_after_timeout() -> AsyncIterator[None]:
-    """What waits in here for ever fails the test soon."""
+    """What waits in here indefinitely fails the test soon."""
     async with asyncio.timeout(LONG):
         yield
 
 
 async def wait_until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Returns once the condition holds. For what nobody tells of; it has to come by itself."""
+    """Returns once the condition holds. For what has no notification; it has to come by itself."""
     async with fail_after_timeout():
         while not await condition():  # noqa: ASYNC110  there is no event to wait for
             await asyncio.sleep(0.02)

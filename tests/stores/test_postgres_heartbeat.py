@@ -14,7 +14,7 @@ from holdfast.testing.store_processes.store_under_test import add_worker
 BEAT = b".renew("
 SOON = timedelta(seconds=2)
 
-#: A process that leaves when it is told to.
+#: A process that leaves on request.
 PROGRAM = f"""
 import asyncio, contextlib, sys
 from holdfast.checkpoint.errors import StoreUnavailable

@@ -193,7 +193,7 @@ async def test_a_worker_elsewhere_that_says_goodbye_is_gone_at_once(url: str, st
 
 
 async def test_after_a_start_of_the_server_silent_workers_are_given_their_time(url: str) -> None:
-    """While it was down nobody could hear them. It runs for less than a day."""
+    """While it was down it could not hear them. It runs for less than a day."""
     async with open_store(url, lease_timeout=timedelta(days=1)) as store:
         owner = a_worker_elsewhere()
         await store.register_worker(owner)

@@ -16,7 +16,7 @@ values (%(id)s, %(agent)s, %(caller)s, %(key)s, %(priority)s, %(status)s, %(owne
 """
 #: Longer than the names of lanes, which are cut: they share a lane with `EXACT`.
 EXACT, LONG = "k" * 200, "k" * 201
-#: Of each agent, this many due runs are considered before the lanes are.
+#: This many due runs of each agent are considered before the lanes are.
 WINDOW = 2
 KEYS = [None, "", "a", "b", "c", EXACT, LONG]
 

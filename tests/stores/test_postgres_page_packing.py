@@ -1,4 +1,4 @@
-"""Segments that are split where a page of the server ends: pages are full, and nobody notices."""
+"""Segments that are split where a page of the server ends: pages are full, and readers see no difference."""
 
 import asyncio
 import random

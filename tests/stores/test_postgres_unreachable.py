@@ -18,7 +18,7 @@ TIMEOUT = timedelta(hours=1)
 
 async def test_a_port_that_refuses_is_reported_at_once() -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        taken.bind(("127.0.0.1", 0))  # and no server listens
         url = f"postgresql://me:secret@127.0.0.1:{taken.getsockname()[1]}/nowhere"
         async with fail_after_timeout():
             with pytest.raises(StoreUnavailable, match=r"cannot be reached: check its address.*refused") as raised:

@@ -332,7 +332,7 @@ async def test_a_process_that_can_be_seen_needs_no_heartbeat(tmp_path: Path) -> 
         await clock.advance(HOUR)
         assert await list_run_ids(store, RunFilter(interrupted=True)) == ["run-2"]
         with pytest.raises(RunBusy):
-            await store.claim("run-1", "somebody")
+            await store.claim("run-1", "another")
 
 
 async def test_the_heart_beats_while_the_event_loop_is_blocked(tmp_path: Path) -> None:

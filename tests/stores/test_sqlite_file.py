@@ -89,7 +89,7 @@ async def test_a_folder_that_cannot_be_made_is_denied_or_named(tmp_path: Path) -
 async def test_a_file_that_is_locked_for_a_moment_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever is the last to close the file, or the first to read its log, locks it: at any moment of the opening."""
+    """The last process to close the file, or the first to read its log, locks it: at any moment of the opening."""
     path = tmp_path / "runs.db"
     await _a_store_with_a_run(path)
     locks: list[apsw.Connection] = []
@@ -218,8 +218,8 @@ async def test_a_file_of_every_earlier_version_opens_and_goes_on(tmp_path: Path,
         for record, journal in reversed(found.values()):
             claim = await store.claim(record.run_id, worker, statuses=frozenset(RunStatus))
             assert claim.token > record.token
-            await store.append(claim, make_append(record.next_seq, b"goes on"))
-            assert (await load_bodies(store, record.run_id))[len(journal) :] == [b"goes on"]
+            await store.append(claim, make_append(record.next_seq, b"continued"))
+            assert (await load_bodies(store, record.run_id))[len(journal) :] == [b"continued"]
             await store.remove(record.run_id, claim=claim)
         assert await list_run_ids(store) == []
 
@@ -385,7 +385,7 @@ async def test_a_failed_connect_of_the_tables_is_raised(tmp_path: Path) -> None:
 
 
 async def _make_log(path: Path, steps: int) -> tuple[bytes, bytes]:
-    """Return the file and its log as a crash leaves them after so many saves."""
+    """Return the file and its log as a crash leaves them after this many saves."""
     async with opened(path) as store:
         claim = await create_claimed(store, await add_worker(store))
         for seq in range(1, steps + 1):

@@ -151,7 +151,7 @@ def _damage(path: Path) -> list[str]:
 async def _wrong_after_cuts(
     done: list[Operation], histories: dict[str, History], folder: Path, images: int, seed: str
 ) -> Counter[str]:
-    """Look at so many images, with cuts all over the recording, and count what is wrong by its first word."""
+    """Look at this many images, with cuts all over the recording, and count what is wrong by its first word."""
     chance = random.Random(seed)
     cuts = sorted(chance.choices(range(len(done) + 1), k=images))
     platter, at, wrong = Platter(), 0, Counter[str]()

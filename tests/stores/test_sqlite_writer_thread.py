@@ -39,7 +39,7 @@ async def opened(path: Path, *, lease_timeout: timedelta = timedelta(seconds=30)
 
 
 class Held(Vacuum):
-    """Holds the writer's thread, once it is told to, just before it asks the connection how much was written."""
+    """Holds the writer's thread, on request, just before it asks the connection how much was written."""
 
     hold, is_held, resume, has_asked = (threading.Event() for _ in range(4))
 
@@ -84,7 +84,7 @@ async def test_the_thread_outlives_a_commit_of_the_event_loops_thread(
 
 
 class Broken(Vacuum):
-    """Once it is told to, holds the writer's thread, and then ends it."""
+    """On request, holds the writer's thread, and then ends it."""
 
     hold, is_held, resume = (threading.Event() for _ in range(3))
 
@@ -172,7 +172,7 @@ async def test_a_store_whose_thread_has_ended_is_closed_and_opened_again(
         Broken.hold.clear()
         await store.open()
         [claim] = await store.claim_next(await add_worker(store), agents=["agent"], limit=1)
-        await store.append(claim, make_append(1, b"goes on"))
+        await store.append(claim, make_append(1, b"continued"))
 
 
 async def test_when_the_thread_ends_others_resume_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,4 +187,4 @@ async def test_when_the_thread_ends_others_resume_the_runs(tmp_path: Path, monke
         async with asyncio.timeout(60):
             while not (taken := await other.claim_next(heir, agents=["agent"], limit=1)):
                 await other.wait_for_change(timedelta(milliseconds=20))
-        await other.append(taken[0], make_append(1, b"goes on"))
+        await other.append(taken[0], make_append(1, b"continued"))

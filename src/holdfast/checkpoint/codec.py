@@ -37,7 +37,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True):
 
     info: RunInfo
     version: int = FORMAT_VERSION
-    #: Of a rewritten journal: how many of its first messages take the place of earlier ones.
+    #: How many of the first messages of a rewritten journal replace earlier ones.
     repeated: int = 0
 
 
@@ -184,7 +184,7 @@ class JournalReader:
 
     @property
     def turn_start(self) -> int:
-        """Where the messages of the present turn begin, without those that a compaction has made."""
+        """Where the messages of the current turn begin, without those that a compaction has made."""
         return self._turn_index + (self.input.compacted if self.input is not None else 0)
 
     def _adopt(self, entry: Entry) -> None:
@@ -241,7 +241,7 @@ def make_state(codec: MessageCodec, progress: Progress, messages: list[Any], tur
 class Draft(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """The part of a reply that has arrived so far."""
 
-    #: Of the claim under which the model was asked. A draft of an earlier claim is void.
+    #: Token of the claim under which the model was called. A draft of an earlier claim is void.
     token: int
     #: The number of the next journal entry when the model was asked: a reply with this number or a later one ends the
     #: draft.

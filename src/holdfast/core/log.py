@@ -101,7 +101,7 @@ def log_parked(run_id: str, agent: str, step: int, reason: str) -> None:
 def log_retry(
     info: RunInfo, state: RunState, attempt: int, delay: timedelta, error: BaseException, tool: str, call_id: str
 ) -> str:
-    """Log that a model call or a tool call failed and is made again after `delay`. Return the text."""
+    """Log that a model call or a tool call failed and is retried after `delay`. Return the text."""
     pause = f"{delay.total_seconds():.3g} s"
     detail = f"attempt {attempt} of {tool or 'the model'} failed, next in {pause}: {format_short(error)}"
     fields = {

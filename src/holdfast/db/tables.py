@@ -17,7 +17,7 @@ _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 class TablesError(HoldfastError):
     """A battery's tables could not be read or written. Earlier writes are safe.
 
-    What to do: The message has the database's error. The same call may be made again.
+    What to do: The message has the database's error. The same call may be repeated.
     """
 
 

@@ -27,7 +27,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     #: Number of the change. It gives the order: the calls of one step may be executed in any order.
     change: int
-    #: Of the file's new content.
+    #: Checksum of the file's new content.
     crc32: int = 0
 
 

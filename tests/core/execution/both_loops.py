@@ -18,7 +18,7 @@ Batch = Sequence[tuple[str, str, dict[str, Any]]]
 
 
 class Waiter:
-    """An agent that makes the calls of each batch, and what became of them."""
+    """An agent that makes the calls of each batch, and their outcomes."""
 
     def __init__(self, loop: str, *batches: Batch, expires_in: timedelta | None = None) -> None:
         self.paid: list[int] = []

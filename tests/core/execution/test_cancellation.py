@@ -86,7 +86,7 @@ async def every_moment(stop: Stop, check: Check) -> None:
 
 
 async def all_settled(host: SimulatedHost) -> dict[str, RunStatus]:
-    """Nothing is left as if somebody drove it, and everything that is left can be read."""
+    """No run is left as if a worker drove it, and every run that is left can be read."""
     statuses = await host.get_statuses()
     assert RunStatus.RUNNING not in statuses.values()
     for run_id in statuses:
@@ -143,7 +143,7 @@ async def test_a_shutdown_at_any_moment_leaves_a_run_that_goes_on_and_sends_noth
 
 
 async def test_a_death_at_any_moment_leaves_a_run_that_goes_on_and_sends_nothing_twice() -> None:
-    """What is left of the dead process even goes on, as one does that was only cut off from the store."""
+    """What is left of the dead process even continues, like a process that was only cut off from the store."""
 
     def die(run: Run, host: SimulatedHost) -> None:
         host.store.die()
@@ -170,7 +170,7 @@ async def test_a_stop_at_any_moment_settles_the_run_as_it_was_stopped(error: Exc
     async def check(run: Run, host: SimulatedHost, sent: Counter[str]) -> None:
         statuses = await all_settled(host)
         assert statuses.get("p", expected) is expected
-        if expected is RunStatus.PARKED:  # a child is not failed because its parent waits for somebody
+        if expected is RunStatus.PARKED:  # a child is not failed because its parent waits for a person
             assert set(statuses.values()) <= {RunStatus.PARKED, RunStatus.INTERRUPTED, RunStatus.DONE}
 
     await every_moment(stop, check)

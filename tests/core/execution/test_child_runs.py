@@ -342,7 +342,7 @@ async def test_a_resumed_parent_takes_its_child_from_a_worker_that_only_seems_al
 
 @pytest.mark.parametrize("levels", [1, 2])
 async def test_a_child_is_met_again_though_a_throttle_holds_back_its_parents_saves(levels: int) -> None:
-    """A model that is asked again gives its call another id: the child that has acted would never be met."""
+    """A model that is called again gives its call another id: the child that has acted would never be met."""
     ids, effects = itertools.count(), 0
 
     def run_below(agent: Agent) -> Agent:
@@ -603,7 +603,7 @@ async def test_a_cancel_of_the_parent_by_its_caller_ends_the_child_too() -> None
 
 
 class Siblings:
-    """A parent whose tool runs two children at once: one looks and then waits for ever, the other ends before."""
+    """A parent whose tool runs two children at once: one looks and then waits indefinitely, the other ends before."""
 
     def __init__(self, how: str, end: Exception | str, last: Turn = "done") -> None:
         self.waits, self.end = asyncio.Event(), end
@@ -715,7 +715,7 @@ async def test_a_child_that_is_left_takes_its_siblings_along_and_all_of_them_are
     ("how", "end", "used"),
     [
         *((how, ValueError("broken"), 20) for how in ("gathered", "detached", "queued")),
-        ("detached", "and nobody waits for the other", 30),
+        ("detached", "and no task waits for the other", 30),
     ],
 )
 async def test_a_child_whose_call_is_over_is_ended_and_counted(how: str, end: Exception | str, used: int) -> None:

@@ -90,7 +90,7 @@ async def test_a_worker_that_has_lost_its_claim_does_not_reconcile() -> None:
 async def test_a_harmless_call_in_doubt_is_made_again_with_the_same_key(effect: str) -> None:
     world = World()
     host = await left_in_doubt(world, effect=effect)
-    # A pure call may be started before its reply is durable: then the model is asked again, which is not repeated work
+    # A pure call may be started before its reply is durable: then the model is called again, which is not repeated work
     # that was saved.
     shown = await after(world, host, effect=effect)
     assert (shown.content, world.sent) == ("sent to ann", ["ann"])
@@ -285,7 +285,7 @@ async def test_a_call_in_doubt_is_not_made_by_a_worker_that_has_lost_the_run() -
 
     async def reconcile(context: ToolContext) -> Reconciliation:
         await clock.advance(timedelta(minutes=1))
-        await host.inner.claim("r", "somebody else", steal=True)
+        await host.inner.claim("r", "another worker", steal=True)
         return NOT_EXECUTED
 
     agent = Agent(name="a", model=ScriptedModel(ASK, "never"), tools=[world.tool(None, reconcile=reconcile)])
@@ -319,7 +319,7 @@ async def test_a_worker_that_has_lost_the_run_starts_no_further_once_tool() -> N
 
     async def send(to: str) -> None:
         if to == "first":
-            await host.inner.claim("r", "somebody else", steal=True)
+            await host.inner.claim("r", "another worker", steal=True)
             await clock.advance(timedelta(minutes=1))
         sent.append(to)
 

@@ -229,7 +229,7 @@ async def fail_in_a_group() -> None:
 
 
 async def test_a_failed_task_group_of_a_tool_is_told_to_the_model_like_any_error() -> None:
-    """Up to Python 3.12 it leaves its task as if somebody cancelled it."""
+    """Up to Python 3.12 it leaves its task as if the task had been cancelled."""
 
     @tool
     async def fetch() -> None:

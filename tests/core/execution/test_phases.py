@@ -277,7 +277,7 @@ async def test_a_run_whose_finished_phases_this_agent_does_not_have_is_left_for_
     assert result.output == "three"
 
 
-# -- a deploy while a phase is under way ------------------------------------------------------------------------------
+# -- a deploy while a phase is in progress ----------------------------------------------------------------------------
 
 
 def stages(*names: str, stop: str = "") -> Agent:
@@ -297,7 +297,7 @@ async def interrupted(agent: Agent) -> SimulatedHost:
 
 
 async def without_phase_name(host: SimulatedHost) -> None:
-    """Make of the run what a holdfast that did not keep the name of the phase under way would have saved."""
+    """Make of the run what a holdfast that did not keep the name of the current phase would have saved."""
     await host.checkpoints.open()
     claim = await host.inner.claim("r", host.checkpoints.worker_id)
     progress = msgspec.json.decode((await host.inner.load("r")).record.progress)

@@ -38,7 +38,7 @@ async def look() -> str:
 
 
 class WaitingModel:
-    """Waits for ever, and says that it does."""
+    """Waits indefinitely, and says that it does."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()

@@ -1,4 +1,4 @@
-"""A resumed run goes on after its last saved step, and repeats nothing that was finished."""
+"""A resumed run continues after its last saved step, and repeats nothing that was finished."""
 
 import asyncio
 from collections.abc import Sequence

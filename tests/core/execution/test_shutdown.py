@@ -179,7 +179,7 @@ async def test_a_second_call_waits_for_the_same_shutdown() -> None:
     first = asyncio.create_task(host.executor.shutdown(TIMEOUT))
     second = asyncio.create_task(host.executor.shutdown(timedelta(days=1)))
     await clock.advance(timedelta(seconds=1))
-    first.cancel()  # whoever asked may go away: the shutdown goes on
+    first.cancel()  # the caller may go away: the shutdown continues
     await clock.advance(TIMEOUT)
     await second
     with pytest.raises(Shutdown):

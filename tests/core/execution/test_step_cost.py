@@ -62,7 +62,7 @@ async def test_a_late_step_makes_as_many_function_calls_as_an_early_one(effect: 
         await executor.run(agent(model, effect), "go")
     finally:
         sys.setprofile(None)
-    # Of the most of a hundred steps, for a timer or a garbage collection may come into any single one.
+    # The most frequent count of a hundred steps: a timer or a garbage collection may disturb any single one.
     early, late = (Counter(part).most_common(1)[0][0] for part in (model.events[10:110], model.events[-100:]))
     assert early == late > 10
 

@@ -1,4 +1,4 @@
-"""Tools that run in threads, which nobody can stop half-way."""
+"""Tools that run in threads, which cannot be stopped half-way."""
 
 import asyncio
 import threading

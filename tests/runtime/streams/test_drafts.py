@@ -1,4 +1,4 @@
-"""Drafts: the text of a reply under way, in the executing process and from another App on the same store."""
+"""Drafts: the text of a reply in progress, in the executing process and from another App on the same store."""
 
 import asyncio
 from contextlib import aclosing

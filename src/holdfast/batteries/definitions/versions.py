@@ -14,7 +14,7 @@ from holdfast.root_error import HoldfastError
 class DefinitionStoreError(HoldfastError):
     """A stored definition could not be read or written.
 
-    What to do: The message has the database's error. The same call may be made again.
+    What to do: The message has the database's error. The same call may be repeated.
     """
 
 

@@ -222,9 +222,9 @@ class Profile:
     instructions: str
     model: Model | None
     tools: Mapping[str, Tool]
-    #: Of the whole run.
+    #: Bounds of the whole run.
     bounds: Bounds
-    #: Of this phase, beside those of the run.
+    #: Bounds of this phase, beside those of the run.
     phase_bounds: Bounds | None = None
     compact: Compact | None = None
     missing_tools: MissingTools = "defer"

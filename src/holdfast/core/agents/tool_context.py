@@ -23,7 +23,7 @@ class ReplyStream(Protocol):
     async def emit_reasoning(self, text: str) -> None: ...
 
     def restart_draft(self) -> None:
-        """Withdraw what was emitted: the model failed and is asked again, or another one is."""
+        """Withdraw what was emitted: the model call failed and is retried, or another model is called."""
         ...
 
 

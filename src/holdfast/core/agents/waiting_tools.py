@@ -23,7 +23,7 @@ async def sleep(seconds: float | None = None, until: datetime | None = None) -> 
 
 @tool(effect="pure")
 async def wait_for(name: str, timeout_seconds: float | None = None) -> Any:
-    """Wait for the signal of this name and return its payload. It may have come before. Without it, wait for ever."""
+    """Wait for the signal of this name and return its payload. It may have come before. Default: no timeout."""
     now = current_call().now()
     expires_at = None if timeout_seconds is None else now + timedelta(seconds=timeout_seconds)
     raise Suspend("signal", topic=f"signal:{name}", expires_at=expires_at, reason=f"signal {name}")

@@ -21,7 +21,7 @@ class ModelGate:
         self._run, self._limits = run, run.ports.rate_limiter
         #: Without them there is nothing to enter.
         self.has_limits: bool = self._limits is not None
-        #: Of the call under way, until its usage is known.
+        #: The permit of the call in progress, until its usage is known.
         self._permit: RatePermit | None = None
         usage = run.state.own_usage
         self._last_tokens = usage.total_tokens // max(usage.requests, 1)

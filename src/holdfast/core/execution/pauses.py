@@ -9,7 +9,7 @@ from holdfast.core.execution.stop_state import StopState
 
 
 class Pauses:
-    """The pauses of one run that are under way."""
+    """The pauses of one run that are in progress."""
 
     __slots__ = ("_clock", "_pauses", "_stop_state", "calls_in_progress")
 

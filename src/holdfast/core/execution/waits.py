@@ -101,7 +101,7 @@ class Waits:
         )
 
     def add_children(self, context: ToolContext, waiting: Sequence[RunWaiting]) -> None:
-        """Record that child runs of a call wait. The call is made again when one of them may continue."""
+        """Record that child runs of a call wait. The call is repeated when one of them may continue."""
         self.add(
             context,
             "child",
@@ -185,7 +185,7 @@ class Waits:
             self._run.recorder.event("decision", f"{call.tool} ({call.call_id}) {describe_decision(decision)}")
 
     def end_child_wait(self, call: WaitingCall) -> WaitingCall | None:
-        """Forget that child runs of a call wait: it is made again. Return its approval, if it had one."""
+        """Forget that child runs of a call wait: it is repeated. Return its approval, if it had one."""
         self.remove(call.call_id)
         if call.approval is None:
             return None

@@ -1,7 +1,7 @@
 """Events: what happens in a run, for listeners in the executing process and for watchers in any process.
 
 *Durable* events come from the journal and have a cursor: a watcher that continues after a cursor gets every later one
-exactly once and in order. The others describe the present, such as the status or the text of a reply under way. A
+exactly once and in order. The others describe the present, such as the status or the text of a reply in progress. A
 watcher that was away gets the present state, not each change.
 
 `event.type` is the name of an event in JSON: `msgspec.json.decode(text, type=Event)` is the inverse of
@@ -63,11 +63,11 @@ class TurnFinished(RunEvent, frozen=True, kw_only=True, tag="turn_finished"):
     turn_id: str
     number: int = 0
     status: Literal["done", "failed", "interrupted"] = "done"
-    #: Of a turn that is done, as plain data.
+    #: The output, once the turn is done, as plain data.
     output: Any = None
-    #: Of the others: why it ended.
+    #: Why a turn that is not done ended.
     error: str = ""
-    #: Of this turn alone, child runs included.
+    #: What this turn alone used, child runs included.
     usage: Usage = NO_USAGE
 
 
@@ -91,9 +91,9 @@ class StepStarted(RunEvent, frozen=True, kw_only=True, tag="step_started"):
 class StepFinished(RunEvent, frozen=True, kw_only=True, tag="step_finished"):
     """The step is finished: the reply and all its tool results are recorded. Durable."""
 
-    #: Of the run and its child runs, up to this step.
+    #: What the run and its child runs used up to this step.
     usage: Usage = NO_USAGE
-    #: How many calls of the run were made again after a transient error, up to this step.
+    #: How many calls of the run were retried after a transient error, up to this step.
     retries: int = 0
 
 
@@ -106,13 +106,13 @@ class MessageAdded(RunEvent, frozen=True, kw_only=True, tag="message"):
 
 
 class TextDelta(RunEvent, frozen=True, kw_only=True, tag="text_delta"):
-    """Further text of the reply under way: a draft. Then comes the whole `ReplyAdded`, or `DraftRetracted`."""
+    """Further text of the reply in progress: a draft. Then comes the whole `ReplyAdded`, or `DraftRetracted`."""
 
     text: str
 
 
 class ReasoningDelta(RunEvent, frozen=True, kw_only=True, tag="reasoning_delta"):
-    """Further reasoning before the reply under way. A draft, as `TextDelta` is."""
+    """Further reasoning before the reply in progress. A draft, as `TextDelta` is."""
 
     text: str
 
@@ -147,9 +147,9 @@ class ToolReturned(RunEvent, frozen=True, kw_only=True, tag="tool_result"):
 
 
 class RetryScheduled(RunEvent, frozen=True, kw_only=True, tag="retry"):
-    """A model call or a tool call has failed and is made again after a pause. Durable."""
+    """A model call or a tool call has failed and is retried after a pause. Durable."""
 
-    #: Of a tool call; empty for a model call.
+    #: The tool call; empty for a model call.
     call_id: str = ""
     tool: str = ""
     error: str = ""

@@ -29,7 +29,7 @@ class History(Sequence[Any]):
         self.rewrites: int = 0
         #: The length after the last rewrite.
         self.rewritten_count: int = 0
-        #: Where the messages of the present turn begin; after a rewrite, the messages since then.
+        #: Where the messages of the current turn begin; after a rewrite, the messages since then.
         self.turn_start: int = 0
 
     def append(self, message: Any) -> None:
@@ -206,10 +206,10 @@ class RunState:
     recorded_events: list[tuple[int, bytes]] = field(default_factory=list)
     #: The last step that was finished in this process.
     step_end: StepEnd = _NO_STEP
-    #: Of a conversation: the turns that have ended, and the present one.
+    #: The turns of a conversation that have ended, and the current one.
     turns: list[TurnRecord] = field(default_factory=list)
     turn: TurnInput | None = None
-    #: What the run had used when the present turn began. Bounds count from there.
+    #: What the run had used when the current turn began. Bounds count from there.
     turn_totals: Totals = NO_TOTALS
 
     @property
@@ -241,12 +241,12 @@ class RunState:
 
     @property
     def turn_steps(self) -> int:
-        """Finished steps of the present turn; without turns, of the run."""
+        """Finished steps of the current turn; without turns, of the run."""
         return self.steps - self.turn_totals.steps
 
     @property
     def turn_elapsed(self) -> timedelta:
-        """Execution time of the present turn; without turns, of the run."""
+        """Execution time of the current turn; without turns, of the run."""
         return self.elapsed - self.turn_totals.elapsed
 
     @property
@@ -256,12 +256,12 @@ class RunState:
 
     @property
     def phase_steps(self) -> int:
-        """Finished steps of the current phase; without phases, of the present turn."""
+        """Finished steps of the current phase; without phases, of the current turn."""
         return self.steps - self.phases[-1].steps if self.phases else self.turn_steps
 
 
 class StepTimer:
-    """The times of the step under way, in this process."""
+    """The times of the step in progress, in this process."""
 
     __slots__ = ("_began_at", "_calls", "_clock", "_replied_at")
 

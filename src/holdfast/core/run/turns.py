@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 #: The topic of a message that begins a turn when the turns before it have ended.
 TURN_TOPIC = "turn"
-#: The topic of a message that ends the present turn at its next step, and begins the next one.
+#: The topic of a message that ends the current turn at its next step, and begins the next one.
 INTERRUPT_TOPIC = "turn:interrupt"
 #: The topic of the request to end the conversation after the turns that are queued.
 CLOSE_TOPIC = "turn:close"
 
-#: The topics of messages. One of `MESSAGE_TOPIC` joins the present turn, and begins one if there is none.
+#: The topics of messages. One of `MESSAGE_TOPIC` joins the current turn, and begins one if there is none.
 INPUT_TOPICS = (TURN_TOPIC, INTERRUPT_TOPIC, MESSAGE_TOPIC)
 #: The topics that resume a conversation between two turns.
 IDLE_TOPICS = (*INPUT_TOPICS, CLOSE_TOPIC)
@@ -57,7 +57,7 @@ class TurnInput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     number: int
     #: The beginning of the message, as text.
     prompt: str = ""
-    #: Of the content of the message: the same id with other content is refused.
+    #: Digest of the message: the same id with other content is refused.
     digest: str = ""
     at: datetime
     #: The totals of the run when the turn began.
@@ -80,11 +80,11 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     input: TurnInput
     status: TurnStatus = "done"
-    #: Of a turn that is done, as plain data.
+    #: The output, once the turn is done, as plain data.
     output: Any = None
-    #: Of the others: why it ended.
+    #: Why a turn that is not done ended.
     error: str = ""
-    #: Of this turn alone, child runs included.
+    #: What this turn alone used, child runs included.
     usage: Usage = NO_USAGE
     steps: int = 0
     elapsed: timedelta = timedelta(0)

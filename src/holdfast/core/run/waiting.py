@@ -33,11 +33,11 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The answer to a waiting call, and who gave it. `expire`: there was none in time."""
 
     kind: Literal["approve", "deny", "value", "expire"]
-    #: Of `approve`: the arguments to call the tool with instead of the model's.
+    #: With `approve`: the arguments to call the tool with instead of the model's.
     arguments: Any = None
-    #: Of `value`: the result of the call.
+    #: With `value`: the result of the call.
     value: Any = None
-    #: Of `deny`: the reason, for the model. Otherwise a comment for the record.
+    #: With `deny`: the reason, for the model. Otherwise a comment for the record.
     comment: str = ""
     by: str = ""
     via: str = ""
@@ -113,13 +113,13 @@ class WaitingCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     expires_at: datetime | None = None
     #: Who may decide: a label that the host checks.
     audience: str = ""
-    #: Of `result`: a hash of the secret whose holder may give the result. The secret itself is not stored.
+    #: With `result`: a hash of the secret whose holder may give the result. The secret itself is not stored.
     token_hash: str = ""
-    #: Of `child`: the child runs of the call wait for a time only.
+    #: With `child`: the child runs of the call wait for a time only.
     timed: bool = False
     #: The answer, once the run has read it.
     decision: Decision | None = None
-    #: Of a call that was approved and then waits for something else: the approval.
+    #: The approval of a call that then waits for something else.
     approval: Decision | None = None
 
     @property

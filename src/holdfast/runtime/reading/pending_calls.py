@@ -16,7 +16,7 @@ class PendingCall(msgspec.Struct, frozen=True, kw_only=True):
     tool: str
     kind: WaitKind
     arguments: Any
-    #: Of the arguments. An answer that names it is for these arguments.
+    #: Digest of the arguments. An answer that names it is for these arguments.
     digest: str
     reason: str
     audience: str

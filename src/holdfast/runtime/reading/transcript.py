@@ -44,9 +44,9 @@ class Call(msgspec.Struct, kw_only=True):
     effect: str | None = None
     state: CallState = "open"
     result: Any = None
-    #: Of a call that waits for an answer: what its tool says about it.
+    #: What the tool says about the call, while it waits for an answer.
     metadata: Any = None
-    #: Of a call that waited for a person or a result: the answer, who gave it, and when. `expire`: none came in time.
+    #: The answer of a person or the result, who gave it, and when. `expire`: none came in time.
     decision: Decision | None = None
 
 
@@ -73,23 +73,23 @@ class TranscriptItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     seq: int
     kind: ItemKind
     text: str = ""
-    #: Of a reply.
+    #: The calls that a reply asks for.
     calls: list[Call] = []
-    #: Of a result or a resolution: the call it answers, the tool and whether it is an error.
+    #: The call that a result or a resolution answers, the tool, and whether it is an error.
     call_id: str = ""
     tool: str = ""
     error: bool = False
     #: A result's content, an unknown message, the output of a phase, a turn or the run.
     content: Any = None
-    #: Of a step: its number, and the time it finished. Of the beginning of a turn (`input`, its text is the id) and of
+    #: The number of a step, and the time it finished. For the beginning of a turn (`input`, its text is the id) and
     #: its end: the number of the turn and the time.
     step: int = 0
     at: datetime | None = None
-    #: Of a step or an outcome: the run's usage at that time, its child runs included.
+    #: The run's usage at a step or an outcome, its child runs included.
     usage: Usage = NO_USAGE
-    #: Of a step: the run's retries at that time.
+    #: The run's retries at a step.
     retries: int = 0
-    #: Of a step: how long its parts took, if that was measured.
+    #: How long the parts of a step took, if that was measured.
     times: StepTimes | None = None
 
 

@@ -94,7 +94,7 @@ class EventHub:
             feed.wake()
 
     def open_draft(self, run_id: str, checkpointer: Checkpointer) -> DraftWriter | None:
-        """Begin to show a reply under way."""
+        """Begin to show a reply in progress."""
         return self._drafts.open(run_id, checkpointer)
 
     def _show_draft(self, draft: LocalDraft) -> None:

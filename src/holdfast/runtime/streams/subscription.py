@@ -41,7 +41,7 @@ class Subscription:
 
     def __init__(self, run_id: str, cursor: str | None) -> None:
         self.run_id = run_id
-        #: Of the last durable event that the watcher has.
+        #: The cursor of the last durable event that the watcher has.
         self.cursor = cursor
         #: The last journal entry, and the last reply, that the watcher has.
         self.position = self._replied = -1

@@ -25,7 +25,7 @@ class _RunRow(msgspec.Struct, frozen=True):
     created_at: datetime
     updated_at: datetime
     owner: str | None
-    #: Of the owner, while the run is running and the owner is registered.
+    #: Host and process of the owner, while the run is running and the owner is registered.
     host: str | None
     pid: int | None
     started: str | None
