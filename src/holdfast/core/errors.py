@@ -191,7 +191,7 @@ class TurnFailed(RunFailed):
 
 
 class ConversationBusy(RunError):
-    """A turn of the conversation is under way or queued, and the message was to be rejected then.
+    """A turn of the conversation is in progress or queued, and the message was to be rejected then.
 
     What to do: Send the message again later, or with another `when`.
     """

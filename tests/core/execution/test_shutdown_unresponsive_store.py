@@ -52,7 +52,7 @@ async def shut_down(host: SimulatedHost, clock: ManualClock, runs: "Sequence[asy
     await clock.advance(TIMEOUT)
     for _ in range(8):  # for the runs, their claims, the worker and the store
         await clock.advance(SHUTDOWN_STORE_TIMEOUT / 2)
-    assert shutdown.done(), "nobody waits for the store any longer"
+    assert shutdown.done(), "the shutdown no longer waits for the store"
     await shutdown
     assert all(run.done() for run in runs)
     return [type(run.exception()) for run in runs]

@@ -42,7 +42,7 @@ class HostStopping(Exception):
 
 async def model_that_hangs(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
     await asyncio.Event().wait()
-    raise AssertionError("nobody sets that event")
+    raise AssertionError("that event is never set")
 
 
 def agent_that_raises(error: BaseException) -> Agent:
@@ -252,7 +252,7 @@ async def test_a_failure_while_building_the_agent_fails_the_run() -> None:
         await host.executor.run(BrokenSource(), "go")
     assert await host.list_records() == []
 
-    # One that is in the store already: it is not left there as if somebody drove it.
+    # One that is in the store already: it is not left there as if a worker drove it.
     with pytest.raises(HostStopping):
         await SimulatedHost(host.inner, shutdown_exceptions=(HostStopping,)).executor.run(
             agent_that_raises(HostStopping()), "go", run_id="r"

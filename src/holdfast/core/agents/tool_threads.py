@@ -62,7 +62,7 @@ class ToolThread(threading.Thread):
         try:
             result = self._work()
         except StopIteration as exc:
-            # asyncio refuses a StopIteration as the exception of a future, and the call would wait for ever.
+            # asyncio refuses a StopIteration as the exception of a future, and the call would wait indefinitely.
             future.set_exception(_with_cause(RuntimeError("the tool raised StopIteration"), exc))
         except (SystemExit, KeyboardInterrupt) as exc:
             if os.getpid() != self._pid:
@@ -83,7 +83,7 @@ def _with_cause(error: BaseException, cause: BaseException) -> BaseException:
 class ThreadSlot(Executor):
     """The right of one call to run in a thread. It ends when the thread does, also if the run has ended before.
 
-    A call that is made again waits for its slot again.
+    A repeated call waits for its slot again.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ _RENEW_SQL = "select holdfast.renew($1::text[], $2::float8)"
 #: Heartbeats within the lease timeout. One is given up after two intervals, so that another connection can be tried
 #: before the lease ends.
 _BEATS_PER_LEASE, _MAX_BEAT_INTERVALS = 5, 2
-#: Pause after a failed heartbeat, and how long a worker that leaves waits for one under way.
+#: Pause after a failed heartbeat, and how long a worker that leaves waits for one in progress.
 _RETRY_AFTER_S, _CLOSE_TIMEOUT_S = 1.0, 5.0
 #: Rows of workers without a heartbeat for seven days are deleted by the next store that opens.
 _STALE_AFTER_S = timedelta(days=7).total_seconds()
@@ -58,7 +58,7 @@ class Heartbeat:
         self._leaving: set[str] = set()
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
-        #: Held while a heartbeat is under way.
+        #: Held while a heartbeat is in progress.
         self._beat_lock = threading.Lock()
         self._connection: PgConnection | None = None
         #: The time of the last heartbeat; a suspended host counts on.
