@@ -8,28 +8,48 @@ import asyncio
 import contextlib
 import fcntl
 import time
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from holdfast.checkpoint import RunFilter, RunRecord, RunStatus
-from holdfast.checkpoint.claims import Claim, ProcessIdentity, WorkerIdentity, backoff, is_process_alive
-from holdfast.checkpoint.concurrency_limits import LimitName, LimitUsage, Slots, choose_fairly, list_limit_names
+from holdfast.checkpoint.claims import (
+    Claim,
+    ProcessIdentity,
+    WorkerHeartbeat,
+    WorkerIdentity,
+    backoff,
+    is_process_alive,
+)
+from holdfast.checkpoint.concurrency_limits import (
+    LimitName,
+    LimitUsage,
+    Slots,
+    choose_fairly,
+    list_limit_names,
+    make_limit,
+)
+from holdfast.checkpoint.fleet import CountedRow, Fleet, merge_rows
 from holdfast.checkpoint.journal import Append, Entry
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
     TERMINAL_STATUSES,
     Mail,
     NewRun,
+    Pending,
     Receipt,
     Release,
+    RunFilter,
     RunPage,
+    RunRecord,
+    RunStatus,
     StoredRun,
 )
+from holdfast.checkpoint.store import NO_TRANSACTIONS
 from holdfast.config import ConcurrencyLimit, LimitKind
+from holdfast.core.errors import DefinitionError
 from holdfast.db.sqlite_tables import SqliteTables
 from holdfast.db.tables import Tables
 from holdfast.errors import (
@@ -237,9 +257,34 @@ class SnapshotStore:
             contents.workers.pop(worker_id, None)
             contents.changes += 1
 
+    async def read_fleet(self) -> Fleet:
+        contents, now = self._read(), datetime.now(UTC)
+        counts = merge_rows(
+            CountedRow(
+                agent_name=run.record.agent_name,
+                status=run.record.status,
+                owner_alive=run.record.owner_alive,
+                runs=1,
+                due=int(run.record.not_before <= now),
+                oldest=run.record.updated_at if run.record.not_before <= now else None,
+            )
+            for run in contents.runs.values()
+        )
+        workers = [
+            WorkerHeartbeat(
+                worker=WorkerIdentity(worker_id=worker_id, process=process),
+                alive=self._is_alive(process),
+                last_at=now,
+            )
+            for worker_id, process in sorted(contents.workers.items())
+        ]
+        return Fleet(workers=workers, counts=counts)
+
     # -- one run ------------------------------------------------------------------------------------------------
 
-    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+    async def create(self, run: NewRun, *, worker_id: str | None = None, connection: Any = None) -> Claim | None:
+        if connection is not None:
+            raise DefinitionError(NO_TRANSACTIONS)
         with self._transaction() as contents:
             if run.run_id in contents.runs:
                 raise RunExists(run.run_id)
@@ -294,9 +339,6 @@ class SnapshotStore:
         entries = tuple(entry for entry in run.entries if entry.seq > after)
         return StoredRun(record=run.record, entries=entries, mail=tuple(run.unread.values()))
 
-    async def get_record(self, run_id: str) -> RunRecord:
-        return self._read().get(run_id).record
-
     async def release(self, claim: Claim, release: Release) -> None:
         with self._transaction() as contents:
             run = contents.get_claimed(claim)
@@ -330,18 +372,22 @@ class SnapshotStore:
 
     # -- finding and claiming -----------------------------------------------------------------------------------
 
-    async def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
-        for run in self._read().runs.values():
-            if (filter or RunFilter()).matches(run.record):
-                yield run.record
-
     async def list_page(
-        self, filter: RunFilter | None = None, *, limit: int = 50, cursor: str | None = None
+        self,
+        filter: RunFilter | None = None,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        oldest_first: bool = False,
     ) -> RunPage:
         contents = self._read()
-        below = contents.created + 1 if cursor is None else parse_cursor(cursor)
-        older = [run for run in reversed(contents.runs.values()) if run.number < below]
-        found = [run for run in older if (filter or RunFilter()).matches(run.record)]
+        runs = list(contents.runs.values())
+        if not oldest_first:
+            runs.reverse()
+        if cursor is not None:
+            last = parse_cursor(cursor)
+            runs = [run for run in runs if (run.number > last if oldest_first else run.number < last)]
+        found = [run for run in runs if (filter or RunFilter()).matches(run.record)]
         is_last = len(found) <= limit
         return RunPage(
             records=[run.record for run in found[:limit]], cursor=None if is_last else str(found[limit - 1].number)
@@ -388,19 +434,15 @@ class SnapshotStore:
 
     # -- concurrency limits -------------------------------------------------------------------------------------
 
-    async def set_limit(self, limit: ConcurrencyLimit, *, default: bool = False) -> None:
+    async def set_limit(self, kind: LimitKind, name: str, max_runs: int | None, *, default: bool = False) -> bool:
         with self._transaction() as contents:
-            same = [known for known in contents.limits if (known[0].kind, known[0].name) == (limit.kind, limit.name)]
+            same = [known for known in contents.limits if (known[0].kind, known[0].name) == (kind, name)]
             if not (default and same and not same[0][1]):
-                contents.limits = [*(known for known in contents.limits if known not in same), (limit, default)]
+                contents.limits = [known for known in contents.limits if known not in same]
+                if max_runs is not None:
+                    contents.limits.append((make_limit(kind, name, max_runs), default))
             contents.changes += 1
-
-    async def remove_limit(self, kind: LimitKind, name: str) -> bool:
-        with self._transaction() as contents:
-            found = len(contents.limits)
-            contents.limits = [known for known in contents.limits if (known[0].kind, known[0].name) != (kind, name)]
-            contents.changes += 1
-            return len(contents.limits) < found
+            return bool(same)
 
     async def list_limits(self) -> Sequence[LimitUsage]:
         contents = self._read()
@@ -427,12 +469,6 @@ class SnapshotStore:
             contents.changes += 1
             return Receipt(is_new=True, mail=posted)
 
-    async def read_mail(self, run_id: str) -> Sequence[Mail]:
-        return tuple(self._read().get(run_id).unread.values())
-
-    async def pending_mail(self, worker_id: str) -> Sequence[str]:
-        return [run.record.run_id for run in self._read().get_held(worker_id) if run.unread]
-
     # -- between processes --------------------------------------------------------------------------------------
 
     async def request_cancel(self, run_id: str) -> None:
@@ -441,8 +477,14 @@ class SnapshotStore:
             run.update(cancel_requested=not run.record.is_terminal)
             contents.changes += 1
 
-    async def pending_cancellations(self, worker_id: str) -> Sequence[str]:
-        return [run.record.run_id for run in self._read().get_held(worker_id) if run.record.cancel_requested]
+    async def pending(self, worker_id: str) -> Pending:
+        contents, now = self._read(), datetime.now(UTC)
+        held, watched = contents.get_held(worker_id), contents.draft_requests
+        return Pending(
+            mail=[run.record.run_id for run in held if run.unread],
+            cancels=[run.record.run_id for run in held if run.record.cancel_requested],
+            drafts=[run.record.run_id for run in held if watched.get(run.record.run_id, now) > now],
+        )
 
     async def wait_for_change(self, timeout: timedelta) -> bool:
         before = self._read().changes
@@ -459,21 +501,19 @@ class SnapshotStore:
         with self._transaction() as contents, contextlib.suppress(ClaimLost):
             contents.get_claimed(claim).draft = None if draft is None else (claim.token, draft)
 
-    async def read_draft(self, run_id: str) -> bytes | None:
+    async def read_draft(self, run_id: str, *, keep_for: timedelta = timedelta(0)) -> bytes | None:
+        if keep_for:
+            self._request_drafts(run_id, keep_for)
         run = self._read().runs.get(run_id)
         if run is None or run.draft is None or run.record.status is not RunStatus.RUNNING:
             return None
         token, draft = run.draft
         return draft if token == run.record.token else None
 
-    async def request_drafts(self, run_id: str, ttl: timedelta) -> None:
+    def _request_drafts(self, run_id: str, keep_for: timedelta) -> None:
         with self._transaction() as contents:
-            until = datetime.now(UTC) + ttl
+            until = datetime.now(UTC) + keep_for
             contents.draft_requests[run_id] = max(until, contents.draft_requests.get(run_id, until))
-
-    async def requested_drafts(self, run_ids: Collection[str]) -> Collection[str]:
-        requests, now = self._read().draft_requests, datetime.now(UTC)
-        return [run_id for run_id in run_ids if run_id in requests and requests[run_id] > now]
 
     async def purge(self, *, limit: int = 100) -> int:
         with self._transaction() as contents:

@@ -1,17 +1,20 @@
 """A store around another that can be watched, slowed, made to fail, or cut off as by the death of its process."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import timedelta
+from typing import Any
 
 from holdfast.checkpoint.claims import Claim, WorkerIdentity
 from holdfast.checkpoint.concurrency_limits import LimitUsage
 from holdfast.checkpoint.errors import StoreClosed
+from holdfast.checkpoint.fleet import Fleet
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
     Mail,
     NewRun,
+    Pending,
     Receipt,
     Release,
     RunFilter,
@@ -20,8 +23,8 @@ from holdfast.checkpoint.record import (
     RunStatus,
     StoredRun,
 )
-from holdfast.checkpoint.store import RunStore
-from holdfast.config import ConcurrencyLimit, LimitKind
+from holdfast.checkpoint.store import END, RunStore, iter_runs
+from holdfast.config import LimitKind
 from holdfast.db.tables import Tables
 
 #: Awaited before each call, with the method's name. What it raises, the caller gets, and nothing is done.
@@ -106,7 +109,7 @@ class ProbeStore:
     async def close(self) -> None:
         """Close this side. The inner store stays open, so that a test can look into it."""
         await self._enter("close")
-        self.at_close = [record async for record in self.inner.list_runs()]
+        self.at_close = [record async for record in iter_runs(self.inner)]
 
     def tables(self) -> Tables:
         return self.inner.tables()
@@ -119,9 +122,13 @@ class ProbeStore:
         await self._enter("deregister_worker")
         await self.inner.deregister_worker(worker_id)
 
-    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+    async def read_fleet(self) -> Fleet:
+        await self._enter("read_fleet")
+        return await self.inner.read_fleet()
+
+    async def create(self, run: NewRun, *, worker_id: str | None = None, connection: Any = None) -> Claim | None:
         await self._enter("create")
-        claim = await self.inner.create(run, worker_id=worker_id)
+        claim = await self.inner.create(run, worker_id=worker_id, connection=connection)
         self._record_entries(run.entries)
         await self._yield_to_loop()
         return claim
@@ -133,12 +140,8 @@ class ProbeStore:
         await self._yield_to_loop()
 
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
-        await self._enter("load")
+        await self._enter("load" if after < END else "get_record")
         return await self.inner.load(run_id, after=after)
-
-    async def get_record(self, run_id: str) -> RunRecord:
-        await self._enter("get_record")
-        return await self.inner.get_record(run_id)
 
     async def release(self, claim: Claim, release: Release) -> None:
         await self._enter("release")
@@ -150,30 +153,22 @@ class ProbeStore:
         await self.inner.remove(run_id, claim=claim)
         await self._yield_to_loop()
 
-    async def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
-        await self._enter("list_runs")
-        async for record in self.inner.list_runs(filter):
-            yield record
-
     async def list_page(
-        self, filter: RunFilter | None = None, *, limit: int = 50, cursor: str | None = None
+        self,
+        filter: RunFilter | None = None,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        oldest_first: bool = False,
     ) -> RunPage:
         await self._enter("list_page")
-        return await self.inner.list_page(filter, limit=limit, cursor=cursor)
+        return await self.inner.list_page(filter, limit=limit, cursor=cursor, oldest_first=oldest_first)
 
     async def post(self, run_id: str, mail: Mail) -> Receipt:
         await self._enter("post")
         receipt = await self.inner.post(run_id, mail)
         await self._yield_to_loop()
         return receipt
-
-    async def read_mail(self, run_id: str) -> Sequence[Mail]:
-        await self._enter("read_mail")
-        return await self.inner.read_mail(run_id)
-
-    async def pending_mail(self, worker_id: str) -> Sequence[str]:
-        await self._enter("pending_mail")
-        return await self.inner.pending_mail(worker_id)
 
     async def claim(
         self,
@@ -191,13 +186,9 @@ class ProbeStore:
         await self._enter("claim_next")
         return await self.inner.claim_next(worker_id, agents=agents, limit=limit)
 
-    async def set_limit(self, limit: ConcurrencyLimit, *, default: bool = False) -> None:
+    async def set_limit(self, kind: LimitKind, name: str, max_runs: int | None, *, default: bool = False) -> bool:
         await self._enter("set_limit")
-        await self.inner.set_limit(limit, default=default)
-
-    async def remove_limit(self, kind: LimitKind, name: str) -> bool:
-        await self._enter("remove_limit")
-        return await self.inner.remove_limit(kind, name)
+        return await self.inner.set_limit(kind, name, max_runs, default=default)
 
     async def list_limits(self) -> Sequence[LimitUsage]:
         await self._enter("list_limits")
@@ -207,9 +198,9 @@ class ProbeStore:
         await self._enter("request_cancel")
         await self.inner.request_cancel(run_id)
 
-    async def pending_cancellations(self, worker_id: str) -> Sequence[str]:
-        await self._enter("pending_cancellations")
-        return await self.inner.pending_cancellations(worker_id)
+    async def pending(self, worker_id: str) -> Pending:
+        await self._enter("pending")
+        return await self.inner.pending(worker_id)
 
     async def wait_for_change(self, timeout: timedelta) -> bool:
         await self._enter("wait_for_change")
@@ -219,17 +210,9 @@ class ProbeStore:
         await self._enter("put_draft")
         await self.inner.put_draft(claim, draft)
 
-    async def read_draft(self, run_id: str) -> bytes | None:
+    async def read_draft(self, run_id: str, *, keep_for: timedelta = timedelta(0)) -> bytes | None:
         await self._enter("read_draft")
-        return await self.inner.read_draft(run_id)
-
-    async def request_drafts(self, run_id: str, ttl: timedelta) -> None:
-        await self._enter("request_drafts")
-        await self.inner.request_drafts(run_id, ttl)
-
-    async def requested_drafts(self, run_ids: Collection[str]) -> Collection[str]:
-        await self._enter("requested_drafts")
-        return await self.inner.requested_drafts(run_ids)
+        return await self.inner.read_draft(run_id, keep_for=keep_for)
 
     async def purge(self, *, limit: int = 100) -> int:
         await self._enter("purge")

@@ -8,7 +8,7 @@ from tests.probe_store import ProbeStore
 
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, RunRecord, RunStatus
-from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.store import RunStore, iter_runs
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.config import CheckpointSettings, Retention
 from holdfast.core.agents.agent import AgentSource
@@ -62,7 +62,7 @@ class SimulatedHost:
         return await self.executor.resume(agent, await self.claim(agent, run_id))
 
     async def list_records(self) -> list[RunRecord]:
-        return [record async for record in self.inner.list_runs()]
+        return [record async for record in iter_runs(self.inner)]
 
     async def get_statuses(self) -> dict[str, RunStatus]:
         return {record.run_id: record.status for record in await self.list_records()}

@@ -17,7 +17,6 @@ from holdfast.checkpoint.claims import WorkerIdentity, this_process
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.record import NewRun
 from holdfast.checkpoint.store import RunStore
-from holdfast.config import ConcurrencyLimit
 from holdfast.stores.from_url import store_from_url
 
 RUNS, CALLERS, KEYS, LIMITS, FULL = 200_000, 50, 1000, 200, 150
@@ -54,7 +53,7 @@ async def fill(store: RunStore, get_key: Callable[[int], str]) -> None:
     for first in range(0, RUNS, BATCH):
         await asyncio.gather(*(create(number) for number in range(first, first + BATCH)))
     for number in range(LIMITS):
-        await store.set_limit(ConcurrencyLimit(key=f"key-{number}", max_runs=0 if number < FULL else 1))
+        await store.set_limit("key", f"key-{number}", 0 if number < FULL else 1)
 
 
 async def measure(url: str, get_key: Callable[[int], str]) -> dict[int, float]:

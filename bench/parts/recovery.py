@@ -18,6 +18,7 @@ from pathlib import Path
 import apsw
 
 from holdfast import Agent, App, Reply, ToolCall, WorkerSettings, tool
+from holdfast.checkpoint.store import iter_runs
 from holdfast.core import Message, Model, ToolSchema
 from holdfast.stores.sqlite import SqliteStore
 
@@ -92,7 +93,7 @@ async def listing(path: Path) -> float:
     store = SqliteStore(path)
     await store.open()
     began = time.perf_counter()
-    async for _ in store.list_runs():
+    async for _ in iter_runs(store):
         pass
     took = time.perf_counter() - began
     await store.close()

@@ -21,6 +21,7 @@ import apsw
 from holdfast.checkpoint.claims import Claim, WorkerIdentity, this_process
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.record import NewRun, RunFilter
+from holdfast.checkpoint.store import iter_runs
 from holdfast.stores.sqlite import SqliteStore
 
 KILOBYTE = os.urandom(1024)
@@ -293,7 +294,7 @@ async def interrupted_runs(runs: int = 1000, entries: int = 100, rounds: int = 7
             await second.open()
             by_hand, of_store = _reader(place / "raw.db"), _reader(place / "store.db")
             with listing.part(0):
-                names = [record.run_id async for record in store.list_runs(RunFilter(interrupted=True))]
+                names = [record.run_id async for record in iter_runs(store, RunFilter(interrupted=True))]
             for first in range(0, runs, block):
                 some = range(first, first + block)
                 with loading.part(first):

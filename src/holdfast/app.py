@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack, get_args
 
+from holdfast.checkpoint.checkpoint_store import CheckpointStore
 from holdfast.checkpoint.factory import StoreCheckpoints
-from holdfast.checkpoint.fleet import count_runs
 from holdfast.checkpoint.store import RunStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.concurrency import close_with_timeout, end_forked_child, run_in_background
@@ -72,7 +72,7 @@ class App:
     def __init__(
         self,
         agents: Iterable[AgentSource | AgentRepository],
-        store: RunStore | str | None = "",
+        store: RunStore | CheckpointStore | str | None = "",
         *,
         checkpoint: CheckpointSettings = _CHECKPOINT_DEFAULTS,
         worker: WorkerSettings | bool = True,
@@ -92,8 +92,8 @@ class App:
 
         Args:
             agents: an interrupted run finds its agent here, by name. `Personas` is a repository of stored ones.
-            store: a store, or the URL of one. `""` is the default (`HOLDFAST_STORE`, else SQLite under `.holdfast/`).
-                `None` keeps runs in memory only.
+            store: a store, the URL of one, or a table of the host (`CheckpointStore`). `""` is the default
+                (`HOLDFAST_STORE`, else SQLite under `.holdfast/`). `None` keeps runs in memory only.
             checkpoint: how runs are saved.
             worker: how this process executes stored runs, and how it stops. `False`: it takes no queued or interrupted
                 runs, and executes only what `run`, `resume` and `recover` ask for.
@@ -217,7 +217,7 @@ class App:
             raise
         if self._checkpoints is not None and self._hub is not None:
             for limit in self._limits:
-                await self._checkpoints.store.set_limit(limit, default=True)
+                await self._checkpoints.store.set_limit(limit.kind, limit.name, limit.max_runs, default=True)
             self._hub.open()
             self._parts = StoreParts.open(
                 self._checkpoints,
@@ -446,7 +446,7 @@ class App:
 
     async def render_metrics(self) -> str:
         """Return the metrics of this process and of its store in the text format of Prometheus."""
-        counts = await count_runs(self.store) if self.store is not None else ()
+        counts = (await self.store.read_fleet()).counts if self.store is not None else ()
         return render_metrics(self.metrics, counts, self._clock.now())
 
     async def recover(self) -> RecoveryReport:

@@ -15,6 +15,7 @@ from tests.probe_store import ProbeStore
 from holdfast import Agent as DurableAgent
 from holdfast import App, Approve, Deny, RunWaiting, current_call
 from holdfast.adapters.pydantic_ai import durable
+from holdfast.checkpoint.store import END
 from holdfast.runtime.operations.mailing import NotWaiting
 from holdfast.stores.from_url import store_from_url
 
@@ -106,7 +107,7 @@ async def work(url: str, folder: Path, die_at: int) -> dict[str, str]:
             else:
                 break
         assert app.store is not None
-        assert await app.store.read_mail(RUN) == ()
+        assert (await app.store.load(RUN, after=END)).mail == ()
         parts = [part for message in result.messages if isinstance(message, ModelRequest) for part in message.parts]
         return {part.tool_call_id: str(part.content) for part in parts if isinstance(part, ToolReturnPart)}
 

@@ -16,6 +16,7 @@ from tests.core.null_listener import NullListener
 
 from holdfast import App, Retry, RunInfo
 from holdfast.checkpoint.record import RunStatus
+from holdfast.checkpoint.store import iter_runs
 from holdfast.core import Executor, Ports
 from holdfast.core.run.messages import Usage
 from holdfast.core.run.run_events import Event, RetryScheduled
@@ -116,7 +117,7 @@ async def test_a_longer_wait_than_the_limit_interrupts_the_run_for_that_time(tmp
             assert not run.done()
             run.cancel()
             assert app.store is not None
-            [record] = [each async for each in app.store.list_runs()]
+            [record] = [each async for each in iter_runs(app.store)]
             assert record.status is RunStatus.INTERRUPTED
             assert record.not_before - record.updated_at > timedelta(minutes=59)
 
@@ -131,7 +132,7 @@ async def test_a_model_that_does_not_answer_interrupts_the_run(tmp_path: Path, f
             run = asyncio.create_task(app.run(agent, "go", run_id=RUN))
             assert isinstance(await ends.errors.get(), ModelUnavailable)
             assert app.store is not None
-            [record] = [each async for each in app.store.list_runs()]
+            [record] = [each async for each in iter_runs(app.store)]
             assert record.status is RunStatus.INTERRUPTED
             assert record.not_before > record.updated_at
             result = await app.resume(RUN)

@@ -15,7 +15,7 @@ from tests.adapters.mcp_agent import BATCH, RUN
 
 from holdfast import App
 from holdfast.checkpoint.journal import EntryKind
-from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.store import RunStore, iter_runs
 from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
 
 #: Each test starts several processes that import pydantic-ai and the MCP library.
@@ -87,7 +87,7 @@ class Errands:
 
 async def _results(store: RunStore) -> int:
     """How many calls of the batch are recorded."""
-    if not [record async for record in store.list_runs()]:
+    if not [record async for record in iter_runs(store)]:
         return 0
     return sum(entry.kind is EntryKind.RESULT for entry in (await store.load(RUN)).entries)
 

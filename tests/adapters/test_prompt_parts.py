@@ -17,6 +17,7 @@ from tests.adapters.scripted_model import ScriptedModel, call
 from holdfast import App, Phase, Result, WorkerSettings
 from holdfast.adapters.pydantic_ai import ToolPolicy, durable
 from holdfast.checkpoint.errors import RunConflict
+from holdfast.checkpoint.store import get_record
 from holdfast.core.errors import DefinitionError
 from holdfast.runtime.reading.run_views import summarize_run
 from holdfast.stores.memory import MemoryStore
@@ -120,7 +121,7 @@ async def test_a_submitted_prompt_is_the_same_for_a_worker(durable_store_url: st
     async with App([agent], durable_store_url) as app:
         await app.result("r")
         assert app.store is not None
-        record = await app.store.get_record("r")
+        record = await get_record(app.store, "r")
     assert [get_prompt(asked) for asked in script.asked] == [EXPECTED]
     assert summarize_run(record).prompt == SUMMARY[:200]
     assert len(record.info) < 600, "a listing does not load pictures"

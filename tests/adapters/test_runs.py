@@ -21,6 +21,7 @@ from tests.adapters.scripted_model import ScriptedModel, call, get_texts
 from holdfast import App, Bounds, Phase, RunInfo, current_call, tool
 from holdfast.adapters.pydantic_ai import ToolPolicy, durable
 from holdfast.checkpoint.record import RunStatus
+from holdfast.checkpoint.store import iter_runs
 from holdfast.core.agents.tool import Tool
 from holdfast.core.errors import DefinitionError, RepeatedToolCalls, RunCancelled, RunParked, StepsExceeded
 from holdfast.core.run.messages import Usage
@@ -313,7 +314,7 @@ async def test_a_run_is_parked_with_its_child_though_another_call_fails_before_t
         with pytest.raises(RunParked, match="please"):
             await app.run("parent", "go", run_id="p")
         assert app.store is not None
-        assert {record.status async for record in app.store.list_runs()} == {RunStatus.PARKED}
+        assert {record.status async for record in iter_runs(app.store)} == {RunStatus.PARKED}
 
 
 async def test_phases_have_prompts_and_instructions_of_their_own() -> None:

@@ -18,6 +18,7 @@ from holdfast import Agent as NativeAgent
 from holdfast import App, ApprovalRequest, Approve, RunWaiting, Value, ask_person, current_call, sleep, tool
 from holdfast.adapters.pydantic_ai import ToolPolicy, durable
 from holdfast.checkpoint.record import RunStatus
+from holdfast.checkpoint.store import iter_runs
 from holdfast.core.run.waiting import Answer
 from holdfast.runtime.operations.mailing import NotWaiting
 from holdfast.stores.memory import MemoryStore
@@ -104,7 +105,7 @@ async def test_a_call_that_waits_for_its_child_does_not_stop_the_other_calls() -
 
     @inner.tool_plain
     async def look() -> str:
-        while not any([record.status is RunStatus.WAITING async for record in store.list_runs()]):
+        while not any([record.status is RunStatus.WAITING async for record in iter_runs(store)]):
             await store.wait_for_change(timedelta(seconds=0.01))
         done.append("look")
         looked.set()

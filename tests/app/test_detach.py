@@ -11,6 +11,7 @@ import pytest
 
 from holdfast import Agent, App, Reply
 from holdfast.checkpoint.record import RunStatus
+from holdfast.checkpoint.store import get_record
 from holdfast.core import Message, ToolSchema
 from holdfast.core.errors import RunCancelled, RunInterrupted
 from holdfast.stores.memory import MemoryStore
@@ -74,7 +75,7 @@ async def test_a_caller_may_ask_that_its_cancel_cancels_the_run() -> None:
         caller.cancel()
         with pytest.raises(asyncio.CancelledError):
             await caller
-        assert (await store.get_record("r")).status is RunStatus.CANCELLED
+        assert (await get_record(store, "r")).status is RunStatus.CANCELLED
         with pytest.raises(RunCancelled):
             await app.result("r")
 
@@ -115,7 +116,7 @@ def test_the_end_of_the_event_loop_interrupts_runs(tmp_path: Path, on_cancel: st
         gate.open.set()
         async with App([Agent(name="a", model=gate)], url, worker=False) as app:
             assert app.store is not None
-            assert (await app.store.get_record("r")).status is not RunStatus.CANCELLED
+            assert (await get_record(app.store, "r")).status is not RunStatus.CANCELLED
             return str((await app.run("a", "go", run_id="r")).output)
 
     asyncio.run(first())
@@ -172,7 +173,7 @@ async def test_an_app_that_is_no_worker_takes_no_runs(durable_store_url: str) ->
         await app.submit("a", "go", run_id="queued")
         assert (await app.run("a", "another")).output == "done"
         assert app.store is not None
-        assert (await app.store.get_record("queued")).status is RunStatus.QUEUED
+        assert (await get_record(app.store, "queued")).status is RunStatus.QUEUED
 
 
 def test_run_sync_executes_only_its_own_run(tmp_path: Path) -> None:
@@ -188,7 +189,7 @@ def test_run_sync_executes_only_its_own_run(tmp_path: Path) -> None:
     async def status() -> RunStatus:
         async with app.replace(worker=False) as other:
             assert other.store is not None
-            return (await other.store.get_record("queued")).status
+            return (await get_record(other.store, "queued")).status
 
     asyncio.run(submit())
     assert app.run_sync("a", "mine").output == "done"

@@ -11,6 +11,7 @@ from tests.simulated_host import SimulatedHost
 
 from holdfast import Agent, App, CheckpointSettings, Phase, User, WorkerSettings, current_call, tool
 from holdfast.checkpoint.errors import RunConflict
+from holdfast.checkpoint.store import get_record
 from holdfast.core.errors import DefinitionError, Shutdown
 from holdfast.core.redaction import REDACTED, Redactor
 from holdfast.core.run.info import RunInfo
@@ -134,7 +135,7 @@ async def test_the_native_loop_gets_content_parts_as_they_were_given(tmp_path: P
     async with App([Agent(name="a", model=model)], url) as app:
         result = await app.result("r")
         assert app.store is not None
-        record = await app.store.get_record("r")
+        record = await get_record(app.store, "r")
     assert model.requests == [(User("What is this? [image_url]", parts),)]
     assert result.messages[0].content == ("What is this?", PICTURE)
     assert summarize_run(record).prompt == "What is this? [image_url]"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint.record import RunRecord, RunStatus
+from holdfast.checkpoint.store import get_record, iter_runs
 from holdfast.stores.from_url import store_from_url
 
 #: What every script begins with: its store is the argument.
@@ -53,7 +54,7 @@ async def _read_records(url: str) -> dict[str, RunRecord]:
     store = store_from_url(url)
     await store.open()
     try:
-        return {record.run_id: record async for record in store.list_runs()}
+        return {record.run_id: record async for record in iter_runs(store)}
     finally:
         await store.close()
 
@@ -280,7 +281,7 @@ async def test_runs_are_left_by_an_app_whose_store_could_not_be_written_while_it
         assert await process.stdout.readline() == b"closed\n"
         await store.open()
         async with asyncio.timeout(20):
-            while (record := await store.get_record("r")).owner_alive:
+            while (record := await get_record(store, "r")).owner_alive:
                 await store.wait_for_change(timedelta(seconds=0.1))
         assert record.status in (RunStatus.RUNNING, RunStatus.INTERRUPTED)
         assert process.returncode is None

@@ -10,6 +10,7 @@ from tests.scripted_model import ScriptedModel
 
 from holdfast import Agent, App, CheckpointSettings, Reply, Retention, WorkerSettings
 from holdfast.checkpoint.record import RunStatus
+from holdfast.checkpoint.store import iter_runs
 from holdfast.core.errors import DefinitionError
 from holdfast.runtime.options import AppOptions
 from holdfast.stores.memory import MemoryStore
@@ -62,7 +63,7 @@ async def test_a_run_that_ends_with_a_shutdown_exception_of_the_host_is_kept() -
     async with App([agent], store, shutdown_exceptions=(HostStopping,)) as app:
         with pytest.raises(ConnectionError):
             await app.run(agent, "go", run_id="r")
-        assert [record.status async for record in store.list_runs()] == [RunStatus.INTERRUPTED]
+        assert [record.status async for record in iter_runs(store)] == [RunStatus.INTERRUPTED]
 
 
 PORTS = ["audit", "budget", "rate_limits", "critic", "listener", "tools", "schedule", "telemetry"]

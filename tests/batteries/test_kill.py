@@ -19,6 +19,7 @@ from holdfast.batteries.schedule import Job, JobTable, Schedule
 from holdfast.checkpoint.codec import decode
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import RunRecord
+from holdfast.checkpoint.store import iter_runs
 from holdfast.db.urls import tables_from_url
 from holdfast.stores import store_from_url
 from holdfast.testing import ManualClock
@@ -53,7 +54,7 @@ async def load_records(url: str) -> dict[str, RunRecord]:
     store = store_from_url(url)
     await store.open()
     try:
-        return {record.run_id: record async for record in store.list_runs()}
+        return {record.run_id: record async for record in iter_runs(store)}
     finally:
         await store.close()
 

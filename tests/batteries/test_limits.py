@@ -29,6 +29,7 @@ from holdfast.batteries.rate_limits import (
     WindowTable,
 )
 from holdfast.checkpoint.record import RunStatus
+from holdfast.checkpoint.store import get_record, iter_runs
 from holdfast.core.errors import Shutdown
 from holdfast.core.ports import RatePermit
 from holdfast.core.run.info import RunInfo
@@ -261,7 +262,7 @@ async def test_a_run_over_the_limit_waits_without_a_slot_and_finishes(driver: st
         running = asyncio.create_task(app.run(agent, "go", run_id="r1"))
         while (await store_status(store)) is not RunStatus.WAITING:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0)
-        record = await store.get_record("r1")
+        record = await get_record(store, "r1")
         assert record.reason.startswith("the limits of ")
         assert record.wake_at == START + seconds(61)
         result = await advance_until_done(clock, running)
@@ -271,7 +272,7 @@ async def test_a_run_over_the_limit_waits_without_a_slot_and_finishes(driver: st
 
 
 async def store_status(store: MemoryStore) -> RunStatus | None:
-    records = [record async for record in store.list_runs()]
+    records = [record async for record in iter_runs(store)]
     return records[0].status if records else None
 
 
@@ -369,6 +370,6 @@ async def test_a_shutdown_ends_a_short_wait_and_leaves_the_run_for_a_worker() ->
         running = asyncio.create_task(app.run(agent, "go", run_id="r2"))
         while clock.waiting == idle:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0)
-        assert (await store.get_record("r2")).status is RunStatus.RUNNING
+        assert (await get_record(store, "r2")).status is RunStatus.RUNNING
     with pytest.raises(Shutdown):
         await running

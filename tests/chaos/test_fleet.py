@@ -19,6 +19,7 @@ from tests.chaos.worker import open_store
 from tests.postgres_server import LocalServer
 
 from holdfast import App, RunWaiting
+from holdfast.checkpoint.store import iter_runs
 from holdfast.core.errors import RunParked
 
 #: Notes a line for `make chaos`.
@@ -67,7 +68,7 @@ async def collect_from(app: App, submitted: list[str]) -> Outcome:
     assert app.store is not None
     for run_id in submitted:
         await app.store.remove(run_id)
-    outcome.left = [record.run_id async for record in app.store.list_runs()]
+    outcome.left = [record.run_id async for record in iter_runs(app.store)]
     return outcome
 
 

@@ -17,6 +17,7 @@ from tests.chaos.worker import open_store
 
 from holdfast import App
 from holdfast.checkpoint.record import TERMINAL_STATUSES, RunStatus
+from holdfast.checkpoint.store import END, iter_runs
 
 RUNS = 1_000 if LONG else 80
 
@@ -29,7 +30,7 @@ async def submit_and_wait(app: App) -> list[str]:
     while statuses != {RunStatus.WAITING}:
         assert not statuses & TERMINAL_STATUSES
         await app.store.wait_for_change(timedelta(seconds=0.1))
-        statuses = {record.status async for record in app.store.list_runs()}
+        statuses = {record.status async for record in iter_runs(app.store)}
     return run_ids
 
 
@@ -59,7 +60,7 @@ async def run_chaos(workers: Fleet, record_property: RecordProperty) -> None:
         workers.wake(all_workers=True)
         outcome = await collecting
         assert app.store is not None
-        unread = [run_id for run_id in run_ids if await app.store.read_mail(run_id)]
+        unread = [run_id for run_id in run_ids if (await app.store.load(run_id, after=END)).mail]
     unknown = sum(output.count("unknown") for output in outcome.outputs.values())
     line = f"{RUNS} runs, {workers.kills} kills, {workers.stops} stops, {unknown} effects were in doubt"
     record_property("oracle", line)

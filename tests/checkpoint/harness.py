@@ -9,6 +9,7 @@ from tests.simulated_host import REMOVE_ENDED
 from holdfast.checkpoint.checkpointer import StoreCheckpointer
 from holdfast.checkpoint.codec import decode_run
 from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus
+from holdfast.checkpoint.store import iter_runs
 from holdfast.config import CheckpointSettings, Retention
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import NATIVE_CODEC, User
@@ -47,10 +48,10 @@ class CheckpointerHarness:
         return [message.text for message in checkpoint.state.history]
 
     async def list_interrupted(self) -> list[str]:
-        return [record.run_id async for record in self.inner.list_runs(RunFilter(interrupted=True))]
+        return [record.run_id async for record in iter_runs(self.inner, RunFilter(interrupted=True))]
 
     async def list_statuses(self) -> dict[str, RunStatus]:
-        return {record.run_id: record.status async for record in self.inner.list_runs()}
+        return {record.run_id: record.status async for record in iter_runs(self.inner)}
 
     async def load_record(self) -> RunRecord:
         return (await self.inner.load("r")).record

@@ -15,6 +15,7 @@ from holdfast.checkpoint.codec import decode
 from holdfast.checkpoint.errors import RunExists, SchemaTooNew, StorePermissionError, StoreUnavailable
 from holdfast.checkpoint.factory import NullCheckpoints, StoreCheckpoints
 from holdfast.checkpoint.record import RunStatus
+from holdfast.checkpoint.store import iter_runs
 from holdfast.core.agents.agent import Agent
 from holdfast.core.errors import NotDurable, Shutdown
 from holdfast.core.execution.executor import Executor
@@ -88,9 +89,9 @@ async def test_the_stored_info_comes_from_the_run() -> None:
     handle = await checkpoints.begin(info)
     assert isinstance(handle, StoreCheckpointer)
     assert handle is not await checkpoints.begin(info)
-    assert [record async for record in store.list_runs()] == []
+    assert [record async for record in iter_runs(store)] == []
     await handle.save(RunState())
-    [record] = [record async for record in store.list_runs()]
+    [record] = [record async for record in iter_runs(store)]
     assert (record.run_id, record.agent_name, record.caller_id, record.owner) == ("r", "a", "c", checkpoints.worker_id)
     summary = decode(record.info, RunInfo)
     assert summary.prompt == "what I was asked"

@@ -24,6 +24,7 @@ from holdfast.checkpoint.errors import StoreClosed, StoreFull
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.record import StoredRun
+from holdfast.checkpoint.store import iter_runs
 from holdfast.config import CheckpointSettings
 from holdfast.core.errors import PayloadError
 from holdfast.core.ports import Checkpointer
@@ -266,7 +267,7 @@ class Journal(RuleBasedStateMachine):
 
 
 async def _run_ids(store: MemoryStore) -> list[str]:
-    return [record.run_id async for record in store.list_runs()]
+    return [record.run_id async for record in iter_runs(store)]
 
 
 TestJournal = pytest.mark.timeout(900 if LONG else 120)(Journal.TestCase)

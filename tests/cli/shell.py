@@ -23,6 +23,7 @@ from typing import IO, Any
 from tests.fork_server import ForkServer
 
 import holdfast
+from holdfast.checkpoint.store import iter_runs
 from holdfast.cli.opening import open_store
 
 MODULES = Path(__file__).parent / "modules"
@@ -87,7 +88,7 @@ class Shell:
 
         async def look() -> dict[str, str]:
             async with open_store(f"sqlite:{self.folder / 'runs.db'}") as store:
-                return {record.run_id: record.current_status async for record in store.list_runs()}
+                return {record.run_id: record.current_status async for record in iter_runs(store)}
 
         return asyncio.run(look())
 

@@ -15,6 +15,7 @@ from tests.scripted_model import ScriptedModel, call, tool_reply
 from holdfast import Agent, Bounds, Phase, Reply, Usage, tool
 from holdfast.checkpoint import StoreCheckpoints
 from holdfast.checkpoint.cancel import cancel_run
+from holdfast.checkpoint.store import iter_runs
 from holdfast.core.errors import DefinitionError, RunParked
 from holdfast.core.run.info import RunInfo
 from holdfast.fanout import Fanout, FanoutSettings, load, read_responses
@@ -79,7 +80,7 @@ async def test_the_run_of_a_cell_is_a_child_of_the_run_of_the_fanout(tmp_path: P
     await stop_when_reached(fanout(tmp_path, {"p:a b/c": model}, fanout_id="mine"), model)
     store = SqliteStore(tmp_path / "runs.db")
     await store.open()
-    parent, child = [record async for record in store.list_runs()]
+    parent, child = [record async for record in iter_runs(store)]
     await store.close()
     assert (parent.run_id, parent.agent_name, parent.parent_run_id) == ("mine", "fanout/mine", None)
     assert (child.run_id, child.parent_run_id) == (make_cell_run_id("mine", "p:a b/c"), "mine")

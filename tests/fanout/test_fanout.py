@@ -15,6 +15,7 @@ from tests.scripted_model import ScriptedModel, call, tool_reply
 from holdfast import Agent, App, Phase, Reply, System, Usage, User, tool
 from holdfast.checkpoint.errors import RunConflict
 from holdfast.checkpoint.record import RunFilter, RunStatus
+from holdfast.checkpoint.store import iter_runs
 from holdfast.core.agents.retry import Retry
 from holdfast.core.errors import DefinitionError, InvalidRunId, ModelUnavailable
 from holdfast.fanout import (
@@ -63,7 +64,7 @@ async def list_statuses(folder: Path) -> list[RunStatus]:
     store = SqliteStore(folder / "runs.db")
     await store.open()
     try:
-        return [record.status async for record in store.list_runs()]
+        return [record.status async for record in iter_runs(store)]
     finally:
         await store.close()
 
@@ -84,7 +85,7 @@ async def test_responses_come_in_the_order_of_the_models_and_one_failure_holds_n
     store = SqliteStore(tmp_path / "runs.db")
     await store.open()
     assert await read_responses(store, fan.run_id) == responses
-    assert {child.run_id async for child in store.list_runs(RunFilter(parent_run_id=fan.run_id))} == {
+    assert {child.run_id async for child in iter_runs(store, RunFilter(parent_run_id=fan.run_id))} == {
         make_cell_run_id(fan.run_id, model) for model in models
     }
     await store.close()

@@ -15,6 +15,7 @@ from tests.store_kinds import STORES
 
 from holdfast import App, WorkerSettings
 from holdfast.checkpoint.record import RunFilter, RunRecord
+from holdfast.checkpoint.store import iter_runs
 
 #: Recovers nothing by itself.
 IDLE_WORKER = WorkerSettings(take_runs=False)
@@ -87,7 +88,7 @@ def _read_line(process: "subprocess.Popen[str]") -> bytes:
 
 async def load_records(app: App, filter: RunFilter | None = None) -> dict[str, RunRecord]:
     assert app.store is not None
-    return {record.run_id: record async for record in app.store.list_runs(filter)}
+    return {record.run_id: record async for record in iter_runs(app.store, filter)}
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from pathlib import Path
 from tests.scripted_model import ScriptedModel
 
 from holdfast import Agent, App, RunInfo
+from holdfast.checkpoint.store import iter_runs
 from holdfast.core.run.state import RunState
 
 
@@ -21,7 +22,7 @@ class WatchfulBudget:
     async def commit(self, info: RunInfo, state: RunState) -> None:
         assert self.app is not None
         assert self.app.store is not None
-        there = [record.run_id async for record in self.app.store.list_runs()]
+        there = [record.run_id async for record in iter_runs(self.app.store)]
         self.told.append((state.steps, there))
 
 

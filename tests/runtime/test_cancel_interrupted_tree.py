@@ -18,8 +18,7 @@ _HARMLESS = {
     "close",
     "register_worker",
     "deregister_worker",
-    "pending_cancellations",
-    "pending_mail",
+    "pending",
     "wait_for_change",
     "purge",
 }

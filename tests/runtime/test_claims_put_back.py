@@ -12,6 +12,7 @@ from holdfast import Agent, App, CheckpointSettings, Retention, tool
 from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import StoreUnavailable
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, Release, RunRecord, RunStatus
+from holdfast.checkpoint.store import get_record
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.manual_clock import ManualClock
 
@@ -50,7 +51,7 @@ class SlowToAnswer(ProbeStore):
 
     async def wait_until_released(self) -> RunRecord:
         async with asyncio.timeout(30):
-            while (record := await self.inner.get_record("r")).status is RunStatus.RUNNING:
+            while (record := await get_record(self.inner, "r")).status is RunStatus.RUNNING:
                 await self.inner.wait_for_change(timedelta(seconds=1))
         return record
 
@@ -77,7 +78,7 @@ async def test_a_cancelled_caller_keeps_no_claim_that_is_granted_later(action: s
         await store.inner.release(claim, Release(status=status, reason="as it was"))
         caller = asyncio.ensure_future(act(app))
         await store.granted.wait()
-        assert (await store.inner.get_record("r")).status is RunStatus.RUNNING
+        assert (await get_record(store.inner, "r")).status is RunStatus.RUNNING
         caller.cancel()
         with pytest.raises(asyncio.CancelledError):
             await caller
@@ -109,11 +110,11 @@ async def test_a_cancelled_caller_keeps_no_claim_while_an_older_execution_of_the
         await store.inner.release(claim, Release(status=RunStatus.INTERRUPTED))
         caller = asyncio.create_task(app.resume("r"))
         await stopping.wait()
-        assert (await store.inner.get_record("r")).status is RunStatus.RUNNING
+        assert (await get_record(store.inner, "r")).status is RunStatus.RUNNING
         caller.cancel()
         with pytest.raises(asyncio.CancelledError):
             await caller
-        assert (await store.inner.get_record("r")).status is RunStatus.INTERRUPTED
+        assert (await get_record(store.inner, "r")).status is RunStatus.INTERRUPTED
         may_end.set()
         assert (await older).output == "done"
 
@@ -131,7 +132,7 @@ async def test_a_resume_that_does_not_come_about_does_not_change_when_the_run_ex
         await app.submit("agent", "go", run_id="r")
         claim = await store.inner.claim("r", "earlier")
         await store.inner.release(claim, Release(status=status, reason="as it was", retention=5 * HOUR))
-        before = await store.inner.get_record("r")
+        before = await get_record(store.inner, "r")
         await clock.advance(timedelta(seconds=5))
         if not cancelled:
             store.may_answer.set()

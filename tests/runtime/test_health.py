@@ -1,12 +1,12 @@
 """Whether an App can take runs, for probes; and a worker that takes a number of runs."""
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 from holdfast import Agent, App, Reply, WorkerSettings
 from holdfast.checkpoint.errors import StoreUnavailable
-from holdfast.checkpoint.record import RunStatus
+from holdfast.checkpoint.record import Pending, RunStatus
+from holdfast.checkpoint.store import iter_runs
 from holdfast.runtime.status_server import STORE_TIMEOUT
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing import ManualClock
@@ -26,13 +26,13 @@ class UnreliableStore(MemoryStore):
     blocked: asyncio.Event | None = None
     asked = 0
 
-    async def pending_cancellations(self, worker_id: str) -> Sequence[str]:
+    async def pending(self, worker_id: str) -> Pending:
         self.asked += 1
         if self.error is not None:
             raise self.error
         if self.blocked is not None:
             await self.blocked.wait()
-        return await super().pending_cancellations(worker_id)
+        return await super().pending(worker_id)
 
 
 async def test_a_store_that_fails_is_a_problem_until_it_answers_again() -> None:
@@ -80,5 +80,5 @@ async def test_serve_returns_when_the_worker_has_taken_its_runs_and_they_have_en
         await app.serve()
         await app.serve()
         assert "takes no more runs" in await app.find_problem()
-        records = [record async for record in store.list_runs()]
+        records = [record async for record in iter_runs(store)]
     assert sorted(record.status for record in records) == [RunStatus.DONE, RunStatus.DONE, RunStatus.QUEUED]

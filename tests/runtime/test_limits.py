@@ -11,6 +11,7 @@ from tests.scripted_model import ScriptedModel
 from holdfast import Agent, App
 from holdfast.checkpoint.errors import LimitReached
 from holdfast.checkpoint.record import RunStatus
+from holdfast.checkpoint.store import get_record
 from holdfast.config import ConcurrencyLimit
 from holdfast.core.errors import DefinitionError
 from holdfast.core.run.messages import Message, Reply
@@ -52,7 +53,7 @@ async def test_queued_and_awaited_runs_share_the_limit_of_their_key() -> None:
         other = asyncio.create_task(app.run("a", "p", concurrency_key="another"))
         await gate.wait_inside(3)
         assert app.store is not None
-        assert (await app.store.get_record("awaited")).status is RunStatus.QUEUED
+        assert (await get_record(app.store, "awaited")).status is RunStatus.QUEUED
         with pytest.raises(LimitReached):
             await app.store.claim("awaited", "w", within_limits=True)
         gate.open.set()
@@ -73,9 +74,9 @@ async def test_a_person_who_resumes_a_run_over_the_limit_gets_its_result_later()
         await app.submit("a", "p", run_id="holder")
         await gate.wait_inside(1)
         resumed = asyncio.create_task(app.resume("failed"))
-        while (await store.get_record("failed")).status is RunStatus.FAILED:
+        while (await get_record(store, "failed")).status is RunStatus.FAILED:
             await store.wait_for_change(POLL)
-        assert (await store.get_record("failed")).status is RunStatus.INTERRUPTED
+        assert (await get_record(store, "failed")).status is RunStatus.INTERRUPTED
         gate.open.set()
         assert (await resumed).output == "done"
     assert gate.most == 1
@@ -84,7 +85,7 @@ async def test_a_person_who_resumes_a_run_over_the_limit_gets_its_result_later()
 async def test_what_an_operator_has_set_wins_over_the_app() -> None:
     store = MemoryStore()
     await store.open()
-    await store.set_limit(ConcurrencyLimit(agent="a", max_runs=7))
+    await store.set_limit("agent", "a", 7)
     limits = [ConcurrencyLimit(agent="a", max_runs=1), ConcurrencyLimit(agent="b", max_runs=2)]
     async with App([Agent(name="a", model=ScriptedModel("x"))], store, limits=limits) as app:
         assert app.store is not None
@@ -98,7 +99,7 @@ async def test_a_fork_and_a_resumed_run_keep_key_and_priority() -> None:
         await app.fork("one", 1, new_id="two")
         assert app.store is not None
         for run_id in ("one", "two"):
-            record = await app.store.get_record(run_id)
+            record = await get_record(app.store, run_id)
             assert (record.concurrency_key, record.priority) == ("k", -3)
 
 

@@ -7,6 +7,7 @@ from tests.scripted_model import ScriptedModel
 
 from holdfast import Agent, App
 from holdfast.checkpoint.record import RunRecord, RunStatus
+from holdfast.checkpoint.store import get_record
 from holdfast.core.errors import DefinitionError, MissingDefinition
 from holdfast.core.execution.lifecycle import MAX_BUILD_FAILURES
 from holdfast.core.run.info import RunInfo
@@ -42,7 +43,7 @@ class Host:
         """Wait for the delay between two attempts, and recover."""
         await self.clock.advance(MissingDefinition.retry_after)
         await self.app.recover()
-        return await self.store.get_record("r")
+        return await get_record(self.store, "r")
 
 
 async def test_it_is_parked_with_the_reason_and_gets_as_many_attempts_after_an_unpark() -> None:

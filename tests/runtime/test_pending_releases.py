@@ -83,8 +83,8 @@ async def test_what_cannot_be_done_and_not_be_undone_is_undone_later(
     if was is RunStatus.PARKED:
         await store.park(app._stored.checkpoints.worker_id)
     await app._stored.janitor.tick()  # its first reads of the store are not to be refused
-    store.down = {"list_runs": 1, "release": 1}
-    with pytest.raises(CheckpointError, match="list_runs: the connection was lost"):
+    store.down = {"list_page": 1, "release": 1}
+    with pytest.raises(CheckpointError, match="list_page: the connection was lost"):
         await act(app)
     await app._stored.checkpoints.claims.retry_pending_releases()
     left = await store.record()
@@ -137,7 +137,7 @@ async def test_a_store_that_does_not_answer_holds_up_nobody_who_is_cancelled(
     silent, answer = asyncio.Event(), asyncio.Event()
 
     async def hold(method: str) -> None:
-        if method in ("list_runs", "release"):
+        if method in ("list_page", "release"):
             silent.set()
             await answer.wait()
 
@@ -157,7 +157,7 @@ async def test_what_is_not_given_back_is_given_back_at_the_latest_when_the_app_c
     async with App([Agent(name="agent", model=ScriptedModel("ok"))], store, worker=False) as app:
         await app.submit("agent", "go", run_id="run")
         await store.park(app._stored.checkpoints.worker_id)
-        store.down = {"list_runs": 1, "release": 1}
+        store.down = {"list_page": 1, "release": 1}
         with pytest.raises(CheckpointError):
             await app.unpark("run")
         assert (await store.record()).status is RunStatus.RUNNING

@@ -11,9 +11,9 @@ from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, App, Usage, tool
 from holdfast.checkpoint.claims import WorkerIdentity, this_process
-from holdfast.checkpoint.fleet import RunCount, count_runs
+from holdfast.checkpoint.fleet import RunCount
 from holdfast.checkpoint.record import RunStatus
-from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.store import RunStore, get_record
 from holdfast.core.metrics import RunMetrics
 from holdfast.core.redaction import Redactor
 from holdfast.runtime.status_server import render_metrics
@@ -67,14 +67,14 @@ async def test_every_store_counts_its_runs_by_agent_and_status(store: RunStore) 
     await store.create(make_run("queued"))
     await store.deregister_worker("dead")
     for each in (store, RedactingStore(store, Redactor())):
-        counts = {(count.agent_name, count.status): count for count in await count_runs(each)}
+        counts = {(count.agent_name, count.status): count for count in (await each.read_fleet()).counts}
         assert {name: count.count for name, count in counts.items()} == {
             ("agent", RunStatus.QUEUED): 1,
             ("agent", RunStatus.RUNNING): 1,
             ("agent", RunStatus.INTERRUPTED): 1,
         }
         assert (counts["agent", RunStatus.QUEUED].due, counts["agent", RunStatus.RUNNING].due) == (1, 0)
-        record = await store.get_record("queued")
+        record = await get_record(store, "queued")
         assert counts["agent", RunStatus.QUEUED].oldest == record.updated_at
 
 

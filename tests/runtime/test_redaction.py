@@ -9,6 +9,7 @@ from tests.scripted_model import ScriptedModel, call, tool_reply
 from holdfast import Agent, App, CheckpointSettings, Deferred, Reply, RunWaiting, current_call, tool, wait_for
 from holdfast.checkpoint.codec import decode
 from holdfast.checkpoint.errors import RunConflict
+from holdfast.checkpoint.store import END, iter_runs
 from holdfast.core import Message, ToolSchema
 from holdfast.core.errors import Shutdown
 from holdfast.core.redaction import Redactor
@@ -83,7 +84,7 @@ async def test_what_listings_show_of_a_prompt_has_no_half_of_a_secret(tmp_path: 
     async with an_app(tmp_path, pattern=r"sk-\d+!") as app:
         await app.submit("agent", "x" * (PROMPT_SUMMARY_LENGTH - 5) + "sk-123456789!", run_id="r")
         assert app.store is not None
-        [record] = [record async for record in app.store.list_runs()]
+        [record] = [record async for record in iter_runs(app.store)]
         assert "sk-" not in decode(record.info, RunInfo).prompt_text
 
 
@@ -129,5 +130,5 @@ async def test_a_signal_has_no_fields_that_stay_readable(tmp_path: Path) -> None
             await app.run("agent", "go", run_id="r")
         await app.signal("r", "go", dict.fromkeys(names, "sk-123"))
         assert app.store is not None
-        [mail] = await app.store.read_mail("r")
+        [mail] = (await app.store.load("r", after=END)).mail
         assert b"sk-123" not in mail.body

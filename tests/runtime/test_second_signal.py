@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from holdfast.checkpoint.record import RunFilter
+from holdfast.checkpoint.store import iter_runs
 from holdfast.stores.from_url import store_from_url
 
 PROGRAM = """
@@ -39,7 +40,7 @@ async def _interrupted(url: str) -> list[str]:
     store = store_from_url(url)
     await store.open()
     try:
-        return [record.run_id async for record in store.list_runs(RunFilter(interrupted=True))]
+        return [record.run_id async for record in iter_runs(store, RunFilter(interrupted=True))]
     finally:
         await store.close()
 

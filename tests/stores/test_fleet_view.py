@@ -1,15 +1,13 @@
 """Workers and counts of every store."""
 
-from holdfast.checkpoint.fleet import SupportsFleetView
 from holdfast.checkpoint.record import RELEASE_STATUSES, Release, RunStatus
 from holdfast.stores.from_url import store_from_url
 from holdfast.stores.wrapper import StoreWrapper
 from holdfast.testing.store_processes.store_under_test import add_worker, create_claimed, make_run
 
 
-async def test_runs_are_counted_by_status_up_to_a_limit(store_url: str) -> None:
+async def test_runs_are_counted_by_agent_and_status(store_url: str) -> None:
     store = store_from_url(store_url)
-    assert isinstance(store, SupportsFleetView)
     await store.open()
     try:
         gone, worker = await add_worker(store), await add_worker(store)
@@ -19,15 +17,20 @@ async def test_runs_are_counted_by_status_up_to_a_limit(store_url: str) -> None:
             await store.release(await create_claimed(store, worker, make_run(status)), Release(status=status))
         for number in range(3):
             await store.create(make_run(f"queued-{number}"))
+        await store.create(make_run("other", agent_name="other"))
         await store.deregister_worker(gone)
-        counts = await store.count_by_status(10)
-        limited = await store.count_by_status(2)
+        counts = (await store.read_fleet()).counts
     finally:
         await store.close()
     expected = dict.fromkeys(RELEASE_STATUSES, 1) | {RunStatus.QUEUED: 3, RunStatus.RUNNING: 1}
     expected[RunStatus.INTERRUPTED] = 2
-    assert {status: count for status, count in counts.items() if count} == expected
-    assert (limited[RunStatus.QUEUED], limited[RunStatus.INTERRUPTED]) == (2, 2)
+    assert {each.status: each.count for each in counts if each.agent_name == "agent"} == expected
+    assert [(each.status, each.count) for each in counts if each.agent_name == "other"] == [(RunStatus.QUEUED, 1)]
+    due = {each.status: (each.due, each.oldest is not None) for each in counts if each.agent_name == "agent"}
+    assert due == dict.fromkeys(expected, (0, False)) | {
+        RunStatus.QUEUED: (3, True),
+        RunStatus.INTERRUPTED: (2, True),
+    }
 
 
 async def test_workers_without_runs_are_listed_through_a_wrapper(store_url: str) -> None:
@@ -35,10 +38,10 @@ async def test_workers_without_runs_are_listed_through_a_wrapper(store_url: str)
     await store.open()
     try:
         workers = sorted([await add_worker(store), await add_worker(store)])
-        listed = await store.list_workers()
+        listed = (await store.read_fleet()).workers
         assert [each.worker.worker_id for each in listed] == workers
         assert all(each.alive and each.worker.process.pid for each in listed)
         await store.deregister_worker(workers[0])
-        assert [each.worker.worker_id for each in await store.list_workers()] == workers[1:]
+        assert [each.worker.worker_id for each in (await store.read_fleet()).workers] == workers[1:]
     finally:
         await store.close()

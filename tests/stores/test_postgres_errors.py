@@ -277,9 +277,9 @@ async def test_text_that_postgresql_refuses_is_stored_nevertheless(store: Postgr
     assert [claim.run_id for claim in await store.claim_next(worker, agents=[odd], limit=1)] == ["run-1"]
     await create_claimed(store, odd, make_run(odd))
     assert (await load_record(store, odd)).owner == odd
-    assert await store.pending_cancellations(odd) == ()
+    assert (await store.pending(odd)).cancels == ()
     await store.request_cancel(odd)
-    assert await store.pending_cancellations(odd) == (odd,)
+    assert (await store.pending(odd)).cancels == (odd,)
 
 
 async def test_moments_far_away_are_not_too_far(store: PostgresStore) -> None:

@@ -10,6 +10,7 @@ from tests.postgres_server import LocalServer, shared_server
 from tests.stores.postgres_support import open_store
 
 from holdfast.checkpoint.record import Release, RunFilter, RunStatus
+from holdfast.checkpoint.store import iter_runs
 from holdfast.stores.postgres import PostgresStore
 from holdfast.testing.store_processes.store_under_test import add_worker, create_claimed, make_append, make_run
 
@@ -56,7 +57,7 @@ async def use_every_statement(store: PostgresStore) -> None:
     await store.create(make_run("run-2"))
     assert len(await store.claim_next(worker, agents=["agent"], limit=2)) == 2
     await store.load("run-1")
-    assert len([record async for record in store.list_runs(RunFilter(interrupted=True))]) == 0
+    assert len([record async for record in iter_runs(store, RunFilter(interrupted=True))]) == 0
     await store.purge()
 
 

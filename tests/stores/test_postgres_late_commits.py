@@ -14,6 +14,7 @@ from tests.stores.postgres_support import fail_after_timeout, open_store, route_
 from holdfast.checkpoint.errors import ClaimLost, RunExists, StoreUnavailable
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import Mail, Release, RunStatus
+from holdfast.checkpoint.store import END
 from holdfast.stores.postgres import PostgresStore
 from holdfast.testing.store_processes.store_under_test import (
     add_worker,
@@ -78,13 +79,13 @@ async def test_the_same_append_may_have_consumed_mail(store: PostgresStore, unan
     for mail_id in ("one", "two"):
         await store.post("run-1", Mail(mail_id=mail_id, topic="message", body=b"hello"))
     await unanswered(store.append(claim, make_append(1, b"used one", consumed=["one"])))
-    assert [mail.mail_id for mail in await store.read_mail("run-1")] == ["two"], "it was committed"
+    assert [mail.mail_id for mail in (await store.load("run-1", after=END)).mail] == ["two"], "it was committed"
     await store.append(claim, make_append(1, b"used both", consumed=["one", "two"]))
     await unanswered(store.append(claim, make_append(2, b"more")))
     release = Release(status=RunStatus.WAITING, entries=make_entries(2, b"waits"), wake_on=["message"])
     await store.release(claim, release)
     assert await load_bodies(store) == [b"begin", b"used both", b"waits"]
-    assert await store.read_mail("run-1") == ()
+    assert (await store.load("run-1", after=END)).mail == ()
     assert (await load_record(store)).size == len(b"beginused bothwaits")
 
 

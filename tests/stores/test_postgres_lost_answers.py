@@ -12,6 +12,7 @@ from tests.stores.postgres_support import fail_after_timeout, open_store, route_
 from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import ClaimLost, StoreUnavailable
 from holdfast.checkpoint.record import Release, RunStatus
+from holdfast.checkpoint.store import iter_runs
 from holdfast.stores.postgres import PostgresStore
 from holdfast.testing.store_processes.store_under_test import (
     add_worker,
@@ -120,7 +121,7 @@ class TestAnAnswerThatNeverCame:
         claims = await harmed(store.claim_next(worker, agents=["agent"], limit=3))
         assert isinstance(claims, tuple)
         assert get_run_ids(claims) == ["run-0", "run-1", "run-2"]
-        assert [record.strikes async for record in store.list_runs()] == [1, 1, 1, 0, 0]
+        assert [record.strikes async for record in iter_runs(store)] == [1, 1, 1, 0, 0]
 
     async def test_a_purge_counts_what_it_removed(self, store: PostgresStore, harmed: Harmed) -> None:
         worker = await add_worker(store)
@@ -134,7 +135,7 @@ class TestAnAnswerThatNeverCame:
         worker = await add_worker(store)
         await create_claimed(store, worker)
         await harmed(store.request_cancel("run-1"))
-        assert await store.pending_cancellations(worker) == ("run-1",)
+        assert (await store.pending(worker)).cancels == ("run-1",)
 
 
 async def test_a_batch_that_the_server_still_works_on_is_not_written_beside_it(

@@ -94,13 +94,13 @@ CALLS: dict[str, Call] = {
     "load": lambda store, claim: store.load("run-1"),
     "release": lambda store, claim: store.release(claim, Release(status=RunStatus.DONE)),
     "remove": lambda store, claim: store.remove("run-1", claim=claim),
-    "list_runs": lambda store, claim: list_run_ids(store),
+    "list_page": lambda store, claim: list_run_ids(store),
     "claim": lambda store, claim: store.claim("run-1", claim.worker_id, steal=True),
     "claim_next": lambda store, claim: store.claim_next(claim.worker_id, agents=["agent"], limit=1),
     "register_worker": lambda store, claim: store.register_worker(make_worker()),
     "deregister_worker": lambda store, claim: store.deregister_worker(claim.worker_id),
     "request_cancel": lambda store, claim: store.request_cancel("run-1"),
-    "pending_cancellations": lambda store, claim: store.pending_cancellations(claim.worker_id),
+    "pending": lambda store, claim: store.pending(claim.worker_id),
     "purge": lambda store, claim: store.purge(),
 }
 

@@ -24,6 +24,7 @@ from holdfast import Agent, App, tool
 from holdfast.batteries.budget.ledger import Ledger, Spend
 from holdfast.checkpoint.errors import SchemaTooOld, StorePermissionError
 from holdfast.checkpoint.record import Mail
+from holdfast.checkpoint.store import END
 from holdfast.cli.opening import BATTERIES, migrate_all, read_versions
 from holdfast.db.postgres_tables import PostgresTables, make_grants
 from holdfast.db.tables import TablesError
@@ -133,7 +134,7 @@ async def test_a_worker_uses_mail_drafts_and_removes_runs(roles: Roles) -> None:
         worker = await add_worker(store)
         claim = await create_claimed(store, worker, make_run("all", b"begin", labels={"team": "red"}))
         await store.post("all", Mail(mail_id="m1", topic="message", body=b"hello"))
-        await store.request_drafts("all", timedelta(minutes=1))
+        await store.read_draft("all", keep_for=timedelta(minutes=1))
         await store.put_draft(claim, b"text")
         assert await store.read_draft("all") == b"text"
         await store.append(claim, make_append(1, b"one", rewrite=True))
@@ -219,7 +220,7 @@ async def test_a_reader_finds_and_loads_runs_and_is_notified(stored: Roles, capl
         assert await load_bodies(store, "kept") == [b"begin"]
         assert (await store.list_page()).records
         assert (await store.check_health()).problems == []
-        assert await store.read_mail("kept") == ()
+        assert (await store.load("kept", after=END)).mail == ()
         assert store.is_listening
     assert caplog.records == []
 
@@ -232,7 +233,7 @@ async def test_a_reader_writes_nothing(stored: Roles) -> None:
             store.claim("kept", "w1"),
             store.request_cancel("kept"),
             store.remove("kept"),
-            store.request_drafts("kept", timedelta(minutes=1)),
+            store.read_draft("kept", keep_for=timedelta(minutes=1)),
         ):
             with pytest.raises(StorePermissionError):
                 await write

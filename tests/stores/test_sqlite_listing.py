@@ -11,6 +11,7 @@ import pytest
 
 from holdfast.checkpoint.errors import InvalidCursor
 from holdfast.checkpoint.record import Mail, RunFilter, RunStatus
+from holdfast.checkpoint.store import iter_runs
 from holdfast.stores.sqlite import SqliteStore, listing
 from holdfast.stores.sqlite.database import load_migrations
 from holdfast.testing import ManualClock
@@ -113,7 +114,7 @@ async def test_runs_of_one_moment_have_an_order(tmp_path: Path) -> None:
             if (cursor := page.cursor) is None:
                 break
         assert found == [f"run-{n}" for n in reversed(range(7))]
-        assert [record.run_id async for record in store.list_runs()] == found[::-1]
+        assert [record.run_id async for record in iter_runs(store)] == found[::-1]
 
 
 async def test_the_labels_and_the_mail_of_a_run_go_with_it(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from tests.stores.sqlite_power_loss import recorded
 from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import ClaimLost, StoreClosed, StoreError
 from holdfast.checkpoint.record import Release, RunStatus
+from holdfast.checkpoint.store import iter_runs
 from holdfast.stores.sqlite import SqliteStore, writer
 from holdfast.stores.sqlite.database import statement
 from holdfast.testing.store_processes.store_under_test import (
@@ -79,7 +80,7 @@ async def test_a_lone_run_in_a_hurry_is_written_as_any_other(
         assert await load_bodies(store) == [b"compacted", b"goes on", b"the end"]
         await store.remove("run-1")
     async with opened(tmp_path / "runs.db") as store:
-        assert [record async for record in store.list_runs()] == []
+        assert [record async for record in iter_runs(store)] == []
 
 
 async def test_a_lone_run_in_a_hurry_does_not_keep_others_waiting(
@@ -198,7 +199,7 @@ async def test_what_comes_with_many_appends_is_done_with_them(tmp_path: Path) ->
         )
         for n in range(30):
             assert await load_bodies(store, f"run-{n}") == [b"begin", b"one" if n < 20 else b"end"]
-        left = {record.run_id async for record in store.list_runs()}
+        left = {record.run_id async for record in iter_runs(store)}
         assert left == {*(f"run-{n}" for n in range(30)), *(f"new-{n}" for n in range(10))}
 
 
@@ -215,7 +216,7 @@ async def test_among_many_removals_at_once_each_is_refused_alone(tmp_path: Path)
             3: ClaimLost,
             5: ClaimLost,
         }
-        assert {record.run_id async for record in store.list_runs()} == {"run-3"}, "the child goes with its parent"
+        assert {record.run_id async for record in iter_runs(store)} == {"run-3"}, "the child goes with its parent"
 
 
 async def test_a_run_that_never_waits_leaves_turns_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +284,7 @@ async def test_nothing_is_written_after_close(tmp_path: Path) -> None:
     ("name", "count", "index"),
     [
         ("run_row", 1, "run_id"),
-        ("pending_cancellations", 1, "runs_to_cancel"),
+        ("pending_cancels", 1, "runs_to_cancel"),
         ("pending_mail", 1, "runs_with_mail"),
         ("find_mail", 2, "mail_of_run"),
         ("unread_mail", 1, "mail_unread"),

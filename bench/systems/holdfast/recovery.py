@@ -9,6 +9,7 @@ from bench.systems.protocol import Job, Result, kill_self, since_process_start
 from holdfast import RunInfo
 from holdfast.checkpoint.codec import decode_run
 from holdfast.checkpoint.record import RunFilter
+from holdfast.checkpoint.store import iter_runs
 from holdfast.core.execution.native_loop import get_loop
 from holdfast.stores.from_url import store_from_url
 
@@ -42,7 +43,7 @@ async def _look(job: Job) -> Result:
     codec = get_loop(await BenchAgent(job).build(RunInfo(run_id="none", agent_name="bench"))).codec
     store = store_from_url(store_url(job))
     await store.open()
-    found = [record.run_id async for record in store.list_runs(RunFilter(interrupted=True))]
+    found = [record.run_id async for record in iter_runs(store, RunFilter(interrupted=True))]
     listed = since_process_start()
     for run_id in found:
         state = decode_run(await store.load(run_id), codec).state

@@ -1,9 +1,10 @@
-"""Durable runs: the contracts of stores and checkpointers, and what they keep."""
+"""What is stored of a run and how it is saved: both store contracts, and what a host's own loop needs."""
 
+from holdfast.checkpoint.checkpoint_store import CheckpointStore, MemoryCheckpointStore, RunCheckpoint
 from holdfast.checkpoint.checkpointer import NullCheckpointer
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus
-from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.store import RunStore, get_record, iter_runs
 from holdfast.core.errors import Shutdown
 from holdfast.core.ports import Checkpointer, CheckpointerFactory, Resumption
 from holdfast.core.run.state import RunState
@@ -11,10 +12,13 @@ from holdfast.core.run.status import AttemptEnd, classify_error
 
 __all__ = [
     "AttemptEnd",
+    "CheckpointStore",
     "Checkpointer",
     "CheckpointerFactory",
+    "MemoryCheckpointStore",
     "NullCheckpointer",
     "Resumption",
+    "RunCheckpoint",
     "RunFilter",
     "RunRecord",
     "RunState",
@@ -23,4 +27,6 @@ __all__ = [
     "Shutdown",
     "StoreCheckpoints",
     "classify_error",
+    "get_record",
+    "iter_runs",
 ]

@@ -17,6 +17,7 @@ from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.ownership import Claims
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import Release, RunFilter, RunStatus, StoredRun, restore_previous
+from holdfast.checkpoint.store import get_record, iter_runs
 from holdfast.config import Retention
 from holdfast.core.errors import RunCancelled, format_error
 
@@ -58,7 +59,7 @@ async def cancel_children(claims: Claims, run_id: str, *, continues: bool = Fals
     Recovery leaves them alone meanwhile, because their parent is not terminal. If this process dies half-way, the
     recorded cancel request makes the next owner cancel the run.
     """
-    children = [child async for child in claims.store.list_runs(RunFilter(parent_run_id=run_id))]
+    children = [child async for child in iter_runs(claims.store, RunFilter(parent_run_id=run_id))]
     if children and not continues:
         await claims.store.request_cancel(run_id)
     for child in children:
@@ -81,7 +82,7 @@ async def _claim(claims: Claims, run_id: str) -> tuple[Claim, Release]:
     except RunNotClaimable as exc:
         if exc.status not in (RunStatus.PARKED, RunStatus.WAITING):
             raise
-        record = await claims.store.get_record(run_id)
+        record = await get_record(claims.store, run_id)
         waited = Release(
             status=RunStatus(exc.status), reason=record.reason, wake_at=record.wake_at, wake_on=record.wake_on
         )

@@ -107,9 +107,13 @@ class RunExists(CheckpointError, RunError):
     What to do: Use another id, or attach to the run with `App.run` or `App.result`.
     """
 
-    def __init__(self, run_id: str, advice: str = "choose another id, or resume that run") -> None:
+    def __init__(
+        self, run_id: str, advice: str = "choose another id, or resume that run", *, begin: bytes | None = None
+    ) -> None:
         super().__init__(f"run {run_id} exists already: {advice}")
         self.run_id = run_id
+        #: Its first entry, if the run was to be created with a connection of the user: it may not be committed yet.
+        self.begin = begin
 
 
 class RunConflict(CheckpointError):

@@ -1,15 +1,13 @@
 """What a store knows of its fleet without reading records: its workers, and how many runs have each status."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import NamedTuple
 
 import msgspec
 
 from holdfast.checkpoint.claims import WorkerHeartbeat
 from holdfast.checkpoint.record import RunStatus
-from holdfast.checkpoint.store import RunStore
-from holdfast.core.errors import DefinitionError
 
 #: The statuses of runs that wait for a worker.
 _QUEUE = (RunStatus.QUEUED, RunStatus.INTERRUPTED)
@@ -37,61 +35,13 @@ class CountedRow(NamedTuple):
     oldest: datetime | None
 
 
-@runtime_checkable
-class SupportsFleetView(Protocol):
-    """A store that knows its workers and counts its runs. Not every store has to: its records are read instead."""
+class Fleet(msgspec.Struct, frozen=True, kw_only=True):
+    """The workers of a store, and how many runs it has."""
 
-    async def list_workers(self) -> Sequence[WorkerHeartbeat]:
-        """Return the registered workers, ordered by id. A dead one is in the list until the store forgets it."""
-        ...
-
-    async def count_by_status(self, limit: int) -> Mapping[RunStatus, int]:
-        """Count the runs of each status, up to `limit` of each. Statuses without runs may be missing.
-
-        A running run whose owner is dead counts as interrupted.
-        """
-        ...
-
-    async def count_runs(self) -> Sequence[RunCount]:
-        """Count the runs by agent and status."""
-        ...
-
-
-async def list_workers(store: RunStore) -> Sequence[WorkerHeartbeat] | None:
-    """Return the registered workers of a store, ordered by id. `None` if the store does not list them."""
-    if not isinstance(store, SupportsFleetView):
-        return None
-    try:
-        return await store.list_workers()
-    except DefinitionError:  # it wraps a store that does not
-        return None
-
-
-async def count_by_status(store: RunStore, limit: int) -> Mapping[RunStatus, int] | None:
-    """Count the runs of each status, up to `limit` of each. `None` if the store cannot."""
-    if not isinstance(store, SupportsFleetView):
-        return None
-    try:
-        return await store.count_by_status(limit)
-    except DefinitionError:  # it wraps a store that cannot
-        return None
-
-
-async def count_runs(store: RunStore) -> Sequence[RunCount]:
-    """Count the runs of a store by agent and status. One without `SupportsFleetView` is read as a whole."""
-    if isinstance(store, SupportsFleetView):
-        return await store.count_runs()
-    return await count_by_listing(store, datetime.now(UTC))
-
-
-async def count_by_listing(store: RunStore, now: datetime) -> list[RunCount]:
-    """Count the runs of a store by reading all records."""
-    rows = list[CountedRow]()
-    async for record in store.list_runs():
-        due = record.not_before <= now
-        oldest = record.updated_at if due else None
-        rows.append(CountedRow(record.agent_name, record.status, record.owner_alive, 1, int(due), oldest))
-    return merge_rows(rows)
+    #: By id. A dead one is in the list until the store forgets it.
+    workers: Sequence[WorkerHeartbeat]
+    #: By agent and status.
+    counts: Sequence[RunCount]
 
 
 def merge_rows(rows: Iterable[CountedRow]) -> list[RunCount]:

@@ -144,6 +144,15 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
     cursor: str | None = None
 
 
+class Pending(msgspec.Struct, frozen=True, kw_only=True):
+    """What others want of the runs that a worker holds, as run ids."""
+
+    #: Runs that have unread mail, those that were asked to cancel, and those whose drafts another process watches.
+    mail: Sequence[str] = ()
+    cancels: Sequence[str] = ()
+    drafts: Sequence[str] = ()
+
+
 class Release(msgspec.Struct, frozen=True, kw_only=True):
     """How a claim ends while the run stays in the store."""
 

@@ -1,6 +1,6 @@
 """The store protocol: the contract between holdfast and a store."""
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Collection, Sequence
 from datetime import timedelta
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -8,11 +8,13 @@ import msgspec
 
 from holdfast.checkpoint.claims import Claim, WorkerIdentity
 from holdfast.checkpoint.concurrency_limits import LimitUsage
+from holdfast.checkpoint.fleet import Fleet
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
     Mail,
     NewRun,
+    Pending,
     Receipt,
     Release,
     RunFilter,
@@ -21,25 +23,28 @@ from holdfast.checkpoint.record import (
     RunStatus,
     StoredRun,
 )
-from holdfast.config import ConcurrencyLimit, LimitKind
+from holdfast.config import LimitKind
 from holdfast.db.tables import Tables
 
 #: `full`: what was acknowledged survives a power cut. `process`: it survives the process, and is faster.
 Durability = Literal["full", "process"]
 
 
-#: For `submit(connection=...)` on a store that is no `SupportsTransactions`.
+#: For `create(connection=...)` on a store that has no transactions of its users.
 NO_TRANSACTIONS = "submit(connection=...) needs a store on PostgreSQL: leave out `connection`"
+
+#: Larger than any `seq`: a load after it reads no entry.
+END = 2**62
 
 
 class StoreHealth(msgspec.Struct, frozen=True, kw_only=True):
     """The condition of a store at one moment."""
 
-    #: The version of the schema or format, and the newest that this code knows.
+    #: The version of the schema, zero if there is none yet; and the version that this code needs.
     version: int
     known_version: int
     #: Bytes that the store occupies, and how many of them are free for new data.
-    size: int
+    size: int = 0
     free: int = 0
     #: Descriptions of damage to the store. Loading a run finds damage to that run.
     problems: Sequence[str] = ()
@@ -51,44 +56,14 @@ class StoreHealth(msgspec.Struct, frozen=True, kw_only=True):
 class SupportsHealthCheck(Protocol):
     """A store that can be inspected. Not every store has to be."""
 
-    async def check_health(self) -> StoreHealth:
-        """Check the whole store. May be slow. Changes nothing, and does not block writes for long."""
-        ...
+    async def check_health(self, *, quick: bool = False) -> StoreHealth:
+        """Check the whole store. May be slow. Changes nothing, and does not block writes for long.
 
-
-class SchemaVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """The version of a store's schema."""
-
-    #: Zero if the store has none yet.
-    found: int
-    #: The version that this code needs.
-    known: int
-
-
-@runtime_checkable
-class SupportsMigration(Protocol):
-    """A store with a schema. `open` creates or migrates it, if the user of the store may."""
-
-    async def read_schema_version(self) -> SchemaVersion:
-        """Read the version of the schema. Needs no open store, and changes nothing.
+        Args:
+            quick: read only the version. Needs no open store.
 
         Raises:
             SchemaTooNew: a newer holdfast wrote it.
-        """
-        ...
-
-
-@runtime_checkable
-class SupportsTransactions(Protocol):
-    """A store that can create runs in a transaction of the user. Only a database can."""
-
-    async def create_within(self, connection: Any, run: NewRun) -> bytes | None:
-        """Queue a run on a connection to the store's database: it exists if and only if its transaction commits.
-
-        If there is a run with this id, changes nothing and returns the body of its first entry.
-
-        Raises:
-            DefinitionError: the connection cannot be used, or has no transaction.
         """
         ...
 
@@ -133,19 +108,28 @@ class RunStore(Protocol):
         """End the heartbeat of a worker: the runs it still holds become interrupted. Unknown ids are fine."""
         ...
 
+    async def read_fleet(self) -> Fleet:
+        """Return the registered workers, and the runs counted by agent and status. Reads no records."""
+        ...
+
     # -- one run ------------------------------------------------------------------------------------------------
 
-    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+    async def create(self, run: NewRun, *, worker_id: str | None = None, connection: Any = None) -> Claim | None:
         """Put a run into the store: running and claimed by `worker_id`, or queued and unclaimed.
 
         If a concurrency limit of the run is reached, it is queued although there is a `worker_id`, and `None` returned.
 
+        Args:
+            connection: of the user to the store's database. The run is queued, and exists if and only if the
+                transaction of the connection commits.
+
         Raises:
-            RunExists: there is one with this id, in whatever status.
+            RunExists: there is one with this id, in whatever status. Nothing was changed.
+            DefinitionError: the connection cannot be used, or this store has no transactions of its users.
         """
         ...
 
-    async def append(self, claim: Claim, write: Append) -> None:
+    def append(self, claim: Claim, write: Append) -> Awaitable[None]:
         """Add entries to the run and replace its progress. Once this returns they survive `kill -9`.
 
         All of the write is there, or nothing: entries, progress and the consumption of mail. The first entry carries
@@ -160,17 +144,12 @@ class RunStore(Protocol):
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
         """Return the record, all entries with a `seq` above `after`, and the unread mail. Changes nothing.
 
+        Args:
+            after: `END` reads no entry: record and mail cost the same however long the journal is.
+
         Raises:
             RunNotFound: there is no such run.
             RunDamaged: an entry is missing or is not what was written. Other runs are not affected.
-        """
-        ...
-
-    async def get_record(self, run_id: str) -> RunRecord:
-        """Return the run's record without reading its journal. Changes nothing.
-
-        Raises:
-            RunNotFound: there is no such run.
         """
         ...
 
@@ -196,18 +175,19 @@ class RunStore(Protocol):
 
     # -- finding and claiming -----------------------------------------------------------------------------------
 
-    def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
-        """Stream the records that fit, oldest first. Never reads journals."""
-        ...
-
     async def list_page(
-        self, filter: RunFilter | None = None, *, limit: int = 50, cursor: str | None = None
+        self,
+        filter: RunFilter | None = None,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        oldest_first: bool = False,
     ) -> RunPage:
         """Return up to `limit` records that fit, newest first by creation. Never reads journals.
 
         Args:
-            cursor: of the page before. Pages that follow each other repeat no run, and leave none out that was there
-                when the first page was read and still is.
+            cursor: of the page before, in the same order. Pages that follow each other repeat no run, and leave none
+                out that was there when the first page was read and still is.
 
         Raises:
             InvalidCursor: the cursor is not one that this store has returned.
@@ -254,18 +234,17 @@ class RunStore(Protocol):
 
     # -- concurrency limits -------------------------------------------------------------------------------------
 
-    async def set_limit(self, limit: ConcurrencyLimit, *, default: bool = False) -> None:
-        """Limit the runs of an agent or a key, for all workers, from now on. Runs under way continue.
+    async def set_limit(self, kind: LimitKind, name: str, max_runs: int | None, *, default: bool = False) -> bool:
+        """Limit the runs of an agent or a key, for all workers, from now on. Runs in progress continue.
 
         A slot is held by each running run that has a live owner and no parent.
 
         Args:
+            max_runs: `None` removes the limit.
             default: leave a limit of the same agent or key that was set without `default`.
-        """
-        ...
 
-    async def remove_limit(self, kind: LimitKind, name: str) -> bool:
-        """Remove the limit of an agent or a key. Returns whether there was one."""
+        Returns whether there was a limit of this agent or key before.
+        """
         ...
 
     async def list_limits(self) -> Sequence[LimitUsage]:
@@ -286,18 +265,6 @@ class RunStore(Protocol):
         """
         ...
 
-    async def read_mail(self, run_id: str) -> Sequence[Mail]:
-        """Return the unread mail of the run, in the order in which it was posted. Changes nothing.
-
-        Raises:
-            RunNotFound: there is no such run.
-        """
-        ...
-
-    async def pending_mail(self, worker_id: str) -> Sequence[str]:
-        """The runs that this worker holds and that have unread mail. Costs the same however many it holds."""
-        ...
-
     # -- signals between processes ------------------------------------------------------------------------------
 
     async def request_cancel(self, run_id: str) -> None:
@@ -308,8 +275,8 @@ class RunStore(Protocol):
         """
         ...
 
-    async def pending_cancellations(self, worker_id: str) -> Sequence[str]:
-        """The runs that this worker holds and was asked to cancel. Costs the same however many it holds."""
+    async def pending(self, worker_id: str) -> Pending:
+        """Return what others want of the runs that this worker holds. Costs the same however many it holds."""
         ...
 
     async def wait_for_change(self, timeout: timedelta) -> bool:
@@ -329,16 +296,13 @@ class RunStore(Protocol):
         """
         ...
 
-    async def read_draft(self, run_id: str) -> bytes | None:
-        """Return the draft that was put under the newest claim of a running run; `None` if there is none."""
-        ...
+    async def read_draft(self, run_id: str, *, keep_for: timedelta = timedelta(0)) -> bytes | None:
+        """Return the draft that was put under the newest claim of a running run; `None` if there is none.
 
-    async def request_drafts(self, run_id: str, ttl: timedelta) -> None:
-        """Ask the worker of the run, now or later, to put drafts until `ttl` has passed. Need not survive anything."""
-        ...
-
-    async def requested_drafts(self, run_ids: Collection[str]) -> Collection[str]:
-        """Return those of the runs whose drafts are requested now."""
+        Args:
+            keep_for: ask the worker of the run, now or later, to put drafts until this time has passed. The request
+                need not survive anything. Zero asks for nothing.
+        """
         ...
 
     async def purge(self, *, limit: int = 100) -> int:
@@ -348,3 +312,29 @@ class RunStore(Protocol):
         its parent.
         """
         ...
+
+
+async def get_record(store: RunStore, run_id: str) -> RunRecord:
+    """Return the record of a run.
+
+    Raises:
+        RunNotFound: there is no such run.
+    """
+    return (await store.load(run_id, after=END)).record
+
+
+async def iter_runs(
+    store: RunStore, filter: RunFilter | None = None, *, page_size: int = 500
+) -> AsyncIterator[RunRecord]:
+    """Stream the records that fit, oldest first. Never reads journals.
+
+    A slow reader holds no transaction between two pages.
+    """
+    cursor: str | None = None
+    while True:
+        page = await store.list_page(filter, limit=page_size, cursor=cursor, oldest_first=True)
+        for record in page.records:
+            yield record
+        if page.cursor is None:
+            return
+        cursor = page.cursor

@@ -12,6 +12,7 @@ import msgspec
 
 from holdfast.app import App
 from holdfast.checkpoint.errors import RunNotFound
+from holdfast.checkpoint.store import END
 from holdfast.cli.listeners import ProgressListener
 from holdfast.cli.output import Output, format_value, one_line, sanitize
 from holdfast.cli.printing import format_answer_command
@@ -200,7 +201,7 @@ class ChatSession:
         """Return the messages that no turn has answered yet."""
         assert self._app.store is not None, "a conversation has a store"
         try:
-            mail = await self._app.store.read_mail(self._conversation.run_id)
+            mail = (await self._app.store.load(self._conversation.run_id, after=END)).mail
         except RunNotFound:  # nothing was sent yet
             return ()
         return [each.mail_id for each in mail if each.topic in INPUT_TOPICS]

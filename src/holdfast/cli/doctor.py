@@ -11,9 +11,8 @@ import msgspec
 
 from holdfast.checkpoint.codec import DecodedRun, decode_run
 from holdfast.checkpoint.errors import CheckpointError, RunNotFound, StoreError
-from holdfast.checkpoint.fleet import count_runs
 from holdfast.checkpoint.record import TERMINAL_STATUSES, RunRecord, RunStatus, StoredRun
-from holdfast.checkpoint.store import RunStore, SupportsHealthCheck
+from holdfast.checkpoint.store import RunStore, SupportsHealthCheck, iter_runs
 from holdfast.cli.output import format_error
 from holdfast.core.agents.agent import Agent, AgentSource
 from holdfast.core.agents.calls import Effect
@@ -128,10 +127,10 @@ class Doctor:
         findings = await self._check_store()
         try:
             if self._sample is not None:
-                counts = await count_runs(self._store)
+                counts = (await self._store.read_fleet()).counts
                 total = sum(each.count for each in counts if each.status in _SAMPLED_STATUSES)
                 self._stride = max(1, -(-total // self._sample))
-            async for record in self._store.list_runs():
+            async for record in iter_runs(self._store):
                 self._check_record(record)
                 if self._is_journal_wanted(record):
                     await self._check_journal(record)

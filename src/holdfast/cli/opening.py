@@ -14,8 +14,7 @@ from holdfast.batteries.definitions.versions import SCHEMA as DEFINITIONS
 from holdfast.batteries.rate_limits.windows import SCHEMA as LIMITS
 from holdfast.batteries.schedule.jobs import SCHEMA as SCHEDULE
 from holdfast.checkpoint.factory import StoreCheckpoints
-from holdfast.checkpoint.record import RunRecord
-from holdfast.checkpoint.store import RunStore, SupportsMigration
+from holdfast.checkpoint.store import RunStore, SupportsHealthCheck
 from holdfast.cli.output import CommandError, print_diagnostic
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.core.agents.agent import AgentSource
@@ -57,11 +56,6 @@ def make_store(given: str, *, create: bool = False) -> RunStore:
     if not create and path is not None and not path.exists():
         raise CommandError(f"there is no store at {path}: name another with --store, or create one with run or submit")
     return store
-
-
-async def get_record(store: RunStore, run_id: str) -> RunRecord:
-    """The run's record, without its journal. Raises `RunNotFound`."""
-    return await store.get_record(run_id)
 
 
 @contextmanager
@@ -132,10 +126,10 @@ async def read_versions(store_url: str, *, langgraph: bool = False) -> list[Tabl
     """
     url = resolve_store_url(store_url)
     store = make_store(url, create=True)
-    if not isinstance(store, SupportsMigration):
+    if not isinstance(store, SupportsHealthCheck):
         raise CommandError(f"{redact_url(url)} has no tables to migrate: name a sqlite: or postgresql: store")
-    version = await store.read_schema_version()
-    versions = [TablesVersion(tables="runs", found=version.found, known=version.known)]
+    health = await store.check_health(quick=True)
+    versions = [TablesVersion(tables="runs", found=health.version, known=health.known_version)]
     tables = store.tables()
     try:
         for schema in _list_schemas(url, langgraph=langgraph):

@@ -13,8 +13,9 @@ import msgspec
 from holdfast.app import App
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.record import RunRecord, RunStatus
+from holdfast.checkpoint.store import get_record
 from holdfast.cli.listeners import ProgressListener
-from holdfast.cli.opening import get_record, report_slow_open
+from holdfast.cli.opening import report_slow_open
 from holdfast.cli.output import format_error, format_value, is_debug_enabled, print_diagnostic, print_json, sanitize
 from holdfast.cli.printing import PrintedCall, format_command
 from holdfast.core.errors import (

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.store import RunStore, get_record
 from holdfast.core.agents.agent import Agent
 from holdfast.core.agents.calls import Effect
 from holdfast.core.agents.tool import Tool, ToolSchema
@@ -233,7 +233,7 @@ class CellRunner:
 
     async def _make_partial(self, progress: _Progress) -> PartialResponse:
         """Return the response as of the last finished step."""
-        run = summarize_run(await self._store.get_record(progress.cell.run_id))
+        run = summarize_run(await get_record(self._store, progress.cell.run_id))
         return PartialResponse(
             text=progress.text,
             latency_ms=to_milliseconds(run.elapsed),

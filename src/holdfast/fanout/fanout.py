@@ -11,7 +11,7 @@ from typing import Any
 from holdfast.app import App
 from holdfast.checkpoint.errors import RunBusy, RunNotFound
 from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus
-from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.store import RunStore, get_record, iter_runs
 from holdfast.concurrency import shielded
 from holdfast.config import WorkerSettings
 from holdfast.core.agents.agent import AgentSource
@@ -193,7 +193,7 @@ class Fanout:
         """Run the fan-out to its end. If it waits for a provider, try that one again now."""
         run_id, inputs = self.run_id, {"cells": list(self.adapter_ids)}
         await app.submit(self._agent, self._prompt, inputs=inputs, run_id=run_id)
-        if (await _get_store(app).get_record(run_id)).status is RunStatus.WAITING:
+        if (await get_record(_get_store(app), run_id)).status is RunStatus.WAITING:
             with suppress(RunBusy):  # another process has just resumed it
                 await app.resume(run_id)
         await app.run(self._agent, self._prompt, inputs=inputs, run_id=run_id)
@@ -259,7 +259,7 @@ class Fanout:
         known: dict[str, ModelResponse] = {}
         reason = ""
         with suppress(RunNotFound):  # stopped before it began
-            record = await store.get_record(self.run_id)
+            record = await get_record(store, self.run_id)
             reason = record.reason if record.status is RunStatus.PARKED else ""
             known = {each.model_id: each for each in await read_responses(store, self.run_id, self._workspace)}
         responses = [
@@ -290,10 +290,10 @@ async def _wait_for_outage(store: RunStore, run_id: str) -> None:
     """
     earlier: datetime | None = None
     with suppress(RunNotFound):
-        earlier = (await store.get_record(run_id)).updated_at
+        earlier = (await get_record(store, run_id)).updated_at
     while True:
         with suppress(RunNotFound):  # it is being created
-            record = await store.get_record(run_id)
+            record = await get_record(store, run_id)
             if record.updated_at != earlier and await _has_outage(store, record):
                 return
         await store.wait_for_change(_POLL_INTERVAL)
@@ -304,5 +304,5 @@ async def _has_outage(store: RunStore, record: RunRecord) -> bool:
         return record.status is RunStatus.INTERRUPTED
     if record.status is not RunStatus.WAITING:
         return False
-    children = [child async for child in store.list_runs(RunFilter(parent_run_id=record.run_id))]
+    children = [child async for child in iter_runs(store, RunFilter(parent_run_id=record.run_id))]
     return not any(child.status is RunStatus.WAITING for child in children)

@@ -25,7 +25,7 @@ from holdfast.checkpoint.errors import (
 )
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import Mail, Receipt, RunRecord, RunStatus
-from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.store import END, RunStore
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.errors import ConversationBusy, DefinitionError, RunCancelled, RunFailed, TurnFailed
 from holdfast.core.execution.native_loop import get_loop
@@ -247,7 +247,7 @@ class Conversation(Generic[OutputT]):
             CheckpointError: no message has this id.
         """
         # Before the record: a message that is read meanwhile is in the record.
-        unread = [mail.mail_id for mail in await self._store.read_mail(self.run_id)]
+        unread = [mail.mail_id for mail in (await self._store.load(self.run_id, after=END)).mail]
         progress = decode((await self._client.get_record(self.run_id)).progress, Progress)
         if turn_id in unread or is_present(progress, turn_id):
             return await self._wait(turn_id, progress.turns)
@@ -306,7 +306,7 @@ class Conversation(Generic[OutputT]):
     async def _is_busy(self, record: RunRecord, progress: Progress) -> bool:
         if progress.turn is not None or record.status is RunStatus.WAITING:
             return progress.turn is not None
-        return any(mail.topic in INPUT_TOPICS for mail in await self._store.read_mail(self.run_id))
+        return any(mail.topic in INPUT_TOPICS for mail in (await self._store.load(self.run_id, after=END)).mail)
 
     async def _check_receipt(self, receipt: Receipt, digest: str) -> None:
         """Refuse an id that was used for another message."""

@@ -7,7 +7,8 @@ from datetime import timedelta
 
 from holdfast.checkpoint.errors import CheckpointError, RunNotFound
 from holdfast.checkpoint.factory import StoreCheckpoints
-from holdfast.checkpoint.fleet import count_runs, measure_queues
+from holdfast.checkpoint.fleet import measure_queues
+from holdfast.checkpoint.store import END
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.core.errors import RunCancelled
 from holdfast.core.execution.executor import Executor
@@ -76,11 +77,12 @@ class Janitor:
 
     async def tick(self) -> None:
         """Stop the runs that another process asked to cancel, and deliver mail. Sometimes retry releases and purge."""
-        for run_id in await self._store.pending_cancellations(self._checkpoints.worker_id):
+        pending = await self._store.pending(self._checkpoints.worker_id)
+        for run_id in pending.cancels:
             run = self._executor.get_run(run_id)
             if run is not None:
                 run.stop(RunCancelled(f"run {run_id} was cancelled"))
-        for run_id in await self._store.pending_mail(self._checkpoints.worker_id):
+        for run_id in pending.mail:
             await self.deliver_mail(run_id)
         now = self._clock.monotonic()
         if now - self._purged_at >= PURGE_INTERVAL.total_seconds():
@@ -96,7 +98,7 @@ class Janitor:
             self._next_verdict = await purge_verdicts(self._store, self._next_verdict)
 
     async def _count_runs(self) -> None:
-        metrics, counts = self._executor.metrics, await count_runs(self._store)
+        metrics, counts = self._executor.metrics, (await self._store.read_fleet()).counts
         metrics.stored_runs = {(each.agent_name, each.status.value): each.count for each in counts}
         metrics.queues = measure_queues(counts, self._clock.now())
 
@@ -105,4 +107,4 @@ class Janitor:
         run = self._executor.get_run(run_id)
         if run is not None:
             with suppress(RunNotFound):  # it has ended meanwhile
-                run.mailbox.deliver(await self._store.read_mail(run_id))
+                run.mailbox.deliver((await self._store.load(run_id, after=END)).mail)

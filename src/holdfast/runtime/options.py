@@ -1,8 +1,9 @@
 """The parameters of an App, checked."""
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, TypedDict, TypeVar
+from typing import TYPE_CHECKING, TypedDict, TypeVar, cast
 
+from holdfast.checkpoint.checkpoint_store import CheckpointStore
 from holdfast.checkpoint.store import RunStore
 from holdfast.clock import Clock
 from holdfast.config import CheckpointSettings, ConcurrencyLimit, WorkerSettings
@@ -12,6 +13,7 @@ from holdfast.core.ports import Audit, Budget, Closeable, Critic, RateLimiter, R
 from holdfast.core.telemetry_port import Telemetry
 from holdfast.core.validation import check_protocol, check_type
 from holdfast.stores.from_url import store_from_url
+from holdfast.stores.host import HostStore
 from holdfast.stores.redacting import RedactingStore
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ class AppOptions(TypedDict, total=False):
     """The parameters of `App`, for `App.replace`."""
 
     agents: Iterable[AgentSource | AgentRepository]
-    store: RunStore | str | None
+    store: RunStore | CheckpointStore | str | None
     checkpoint: CheckpointSettings
     worker: WorkerSettings | bool
     audit: Audit | None
@@ -96,16 +98,19 @@ def check_limits(limits: Iterable[ConcurrencyLimit]) -> tuple[ConcurrencyLimit, 
     return checked
 
 
-def find_store(store: RunStore | str | None, settings: CheckpointSettings) -> RunStore | None:
+def find_store(store: RunStore | CheckpointStore | str | None, settings: CheckpointSettings) -> RunStore | None:
     """Return the store that an App uses, which redacts if the settings say so.
 
     Raises:
         DefinitionError: it is neither a store nor a URL.
         StoreError: the URL names no store.
     """
-    if isinstance(store, type) or not isinstance(store, str | Closeable | None):
+    if isinstance(store, type) or not isinstance(store, str | Closeable | CheckpointStore | None):
         raise DefinitionError(f"store is {store!r:.80}: give a store, the URL of one, or None")
-    found = store_from_url(store or None) if isinstance(store, str) else store
+    if isinstance(store, CheckpointStore) and not hasattr(store, "claim"):
+        found: RunStore | None = HostStore(store)
+    else:
+        found = store_from_url(store or None) if isinstance(store, str) else cast("RunStore | None", store)
     if found is not None and settings.redact is not None:
         return RedactingStore(found, settings.redact)
     return found

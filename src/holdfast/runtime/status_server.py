@@ -166,7 +166,7 @@ class HealthCheck:
 
     async def _ask_store(self) -> Sequence[str]:
         try:
-            return await self._store.pending_cancellations(self._worker.worker_id)
+            return (await self._store.pending(self._worker.worker_id)).cancels
         except StoreError:
             raise
         except Exception as exc:  # a store of a user's own may raise anything

@@ -16,6 +16,7 @@ from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.ownership import ClaimUse
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import Release, RunFilter, RunRecord, RunStatus, StoredRun, restore_previous
+from holdfast.checkpoint.store import END, iter_runs
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.concurrency import run_in_background
 from holdfast.core.agents.agent import AgentSource
@@ -393,15 +394,14 @@ class Worker:
     async def _load(self, run_id: str, loaded: StoredRun | None) -> StoredRun:
         """Load the run. If its journal has not changed since it was `loaded`, read only its record."""
         if loaded is not None:
-            record = await self._store.get_record(run_id)
-            if (record.next_seq, record.created_at) == (loaded.record.next_seq, loaded.record.created_at):
-                mail = await self._store.read_mail(run_id)
-                return StoredRun(record=record, entries=loaded.entries, mail=mail)
+            found = await self._store.load(run_id, after=END)
+            if (found.record.next_seq, found.record.created_at) == (loaded.record.next_seq, loaded.record.created_at):
+                return StoredRun(record=found.record, entries=loaded.entries, mail=found.mail)
         return await self._checkpoints.load(run_id)
 
     async def _children_made_progress(self, run_id: str) -> bool:
         """Whether a child has finished a step during the attempts that this run spent in one step."""
-        children = [child async for child in self._store.list_runs(RunFilter(parent_run_id=run_id, interrupted=True))]
+        children = [child async for child in iter_runs(self._store, RunFilter(parent_run_id=run_id, interrupted=True))]
         for child in children:
             if child.strikes < MAX_STRIKES or await self._children_made_progress(child.run_id):
                 return True

@@ -1,14 +1,21 @@
 """The store in memory, for tests and light hosts. It does not survive its process."""
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 import msgspec
 
 from holdfast.checkpoint.claims import Claim, WorkerHeartbeat, WorkerIdentity, backoff
-from holdfast.checkpoint.concurrency_limits import LimitName, LimitUsage, Slots, choose_fairly, list_limit_names
+from holdfast.checkpoint.concurrency_limits import (
+    LimitName,
+    LimitUsage,
+    Slots,
+    choose_fairly,
+    list_limit_names,
+    make_limit,
+)
 from holdfast.checkpoint.errors import (
     ClaimLost,
     InvalidCursor,
@@ -19,13 +26,14 @@ from holdfast.checkpoint.errors import (
     RunNotFound,
     StoreClosed,
 )
-from holdfast.checkpoint.fleet import RunCount, count_by_listing
+from holdfast.checkpoint.fleet import CountedRow, Fleet, merge_rows
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
     TERMINAL_STATUSES,
     Mail,
     NewRun,
+    Pending,
     Receipt,
     Release,
     RunFilter,
@@ -34,8 +42,10 @@ from holdfast.checkpoint.record import (
     RunStatus,
     StoredRun,
 )
+from holdfast.checkpoint.store import NO_TRANSACTIONS
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.config import ConcurrencyLimit, LimitKind
+from holdfast.core.errors import DefinitionError
 from holdfast.db.tables import Tables
 from holdfast.stores.memory_run import MemoryRun
 
@@ -48,16 +58,20 @@ class MemoryLimits:
         #: Those of them that are defaults.
         self._defaults: set[LimitName] = set()
 
-    def set(self, limit: ConcurrencyLimit, *, default: bool) -> None:
-        name = limit.kind, limit.name
-        if default and name in self._limits and name not in self._defaults:
-            return
-        self._limits[name] = limit
-        (self._defaults.add if default else self._defaults.discard)(name)
-
-    def remove(self, kind: LimitKind, name: str) -> bool:
-        self._defaults.discard((kind, name))
-        return self._limits.pop((kind, name), None) is not None
+    def set(self, kind: LimitKind, name: str, max_runs: int | None, *, default: bool) -> bool:
+        """Set or remove a limit. Returns whether there was one."""
+        key = kind, name
+        existed = key in self._limits
+        if default and existed and key not in self._defaults:
+            return True
+        self._defaults.discard(key)
+        if max_runs is None:
+            self._limits.pop(key, None)
+        else:
+            self._limits[key] = make_limit(kind, name, max_runs)
+            if default:
+                self._defaults.add(key)
+        return existed
 
     def find_slots(self, running: Iterable[MemoryRun]) -> Slots:
         """Return the slots, given the runs that have a live owner."""
@@ -133,15 +147,29 @@ class MemoryStore:
         self._workers.pop(worker_id, None)
         self._notify_change()
 
-    async def list_workers(self) -> Sequence[WorkerHeartbeat]:
+    async def read_fleet(self) -> Fleet:
         self._check_open()
         now = self._clock.now()
-        return [WorkerHeartbeat(worker=worker, alive=True, last_at=now) for _, worker in sorted(self._workers.items())]
+        workers = [WorkerHeartbeat(worker=each, alive=True, last_at=now) for _, each in sorted(self._workers.items())]
+        counts = merge_rows(
+            CountedRow(
+                agent_name=run.new.agent_name,
+                status=run.status,
+                owner_alive=self._has_live_owner(run),
+                runs=1,
+                due=int(run.not_before <= now),
+                oldest=run.updated_at if run.not_before <= now else None,
+            )
+            for run in self._runs.values()
+        )
+        return Fleet(workers=workers, counts=counts)
 
     # -- one run ------------------------------------------------------------------------------------------------
 
-    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+    async def create(self, run: NewRun, *, worker_id: str | None = None, connection: Any = None) -> Claim | None:
         self._check_open()
+        if connection is not None:
+            raise DefinitionError(NO_TRANSACTIONS)
         if run.run_id in self._runs:
             raise RunExists(run.run_id)
         now = self._clock.now()
@@ -174,9 +202,6 @@ class MemoryStore:
         entries = tuple(run.journal[max(0, after + 1 - first) :])
         return StoredRun(record=self._make_record(run), entries=entries, mail=run.get_unread_mail())
 
-    async def get_record(self, run_id: str) -> RunRecord:
-        return self._make_record(self._get_run(run_id))
-
     async def release(self, claim: Claim, release: Release) -> None:
         run = self._get_claimed_run(claim)
         run.apply_release(release, self._clock.now())
@@ -199,37 +224,29 @@ class MemoryStore:
 
     # -- finding and claiming -----------------------------------------------------------------------------------
 
-    async def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
-        self._check_open()
-        for run_id in list(self._runs):
-            run = self._runs.get(run_id)
-            if run is not None:
-                record = self._make_record(run)
-                if filter is None or filter.matches(record):
-                    yield record
-
     async def list_page(
-        self, filter: RunFilter | None = None, *, limit: int = 50, cursor: str | None = None
+        self,
+        filter: RunFilter | None = None,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        oldest_first: bool = False,
     ) -> RunPage:
         self._check_open()
-        below = self._created + 1 if cursor is None else _parse_cursor(cursor)
+        position = None if cursor is None else _parse_cursor(cursor)
         found: list[RunRecord] = []
-        for run in reversed(self._runs.values()):
-            if run.number >= below or (filter is not None and not filter.matches(self._make_record(run))):
+        for run in self._runs.values() if oldest_first else reversed(self._runs.values()):
+            if position is not None and (run.number <= position if oldest_first else run.number >= position):
+                continue
+            record = self._make_record(run)
+            if filter is not None and not filter.matches(record):
                 continue
             if len(found) >= limit:
-                return RunPage(records=tuple(found), cursor=str(below))
-            found.append(self._make_record(run))
-            below = run.number
+                start = 0 if oldest_first else self._created + 1
+                return RunPage(records=tuple(found), cursor=str(start if position is None else position))
+            found.append(record)
+            position = run.number
         return RunPage(records=tuple(found))
-
-    async def count_by_status(self, limit: int) -> Mapping[RunStatus, int]:
-        self._check_open()
-        counts = Counter(
-            RunStatus.INTERRUPTED if run.status is RunStatus.RUNNING and not self._has_live_owner(run) else run.status
-            for run in self._runs.values()
-        )
-        return {status: min(count, limit) for status, count in counts.items()}
 
     async def claim(
         self,
@@ -263,15 +280,10 @@ class MemoryStore:
 
     # -- concurrency limits -------------------------------------------------------------------------------------
 
-    async def set_limit(self, limit: ConcurrencyLimit, *, default: bool = False) -> None:
-        self._check_open()
-        self._limits.set(limit, default=default)
-        self._notify_change()
-
-    async def remove_limit(self, kind: LimitKind, name: str) -> bool:
+    async def set_limit(self, kind: LimitKind, name: str, max_runs: int | None, *, default: bool = False) -> bool:
         self._check_open()
         self._notify_change()
-        return self._limits.remove(kind, name)
+        return self._limits.set(kind, name, max_runs, default=default)
 
     async def list_limits(self) -> Sequence[LimitUsage]:
         self._check_open()
@@ -286,13 +298,6 @@ class MemoryStore:
             self._notify_change()
         return receipt
 
-    async def read_mail(self, run_id: str) -> Sequence[Mail]:
-        return self._get_run(run_id).get_unread_mail()
-
-    async def pending_mail(self, worker_id: str) -> Sequence[str]:
-        self._check_open()
-        return self._get_held(worker_id, self._unread)
-
     # -- signals ------------------------------------------------------------------------------------------------
 
     async def request_cancel(self, run_id: str) -> None:
@@ -302,9 +307,15 @@ class MemoryStore:
             self._cancel_requested.add(run_id)
             self._notify_change()
 
-    async def pending_cancellations(self, worker_id: str) -> Sequence[str]:
+    async def pending(self, worker_id: str) -> Pending:
         self._check_open()
-        return self._get_held(worker_id, self._cancel_requested)
+        now = self._clock.now()
+        watched = [run_id for run_id, until in self._draft_requests.items() if until > now and run_id in self._runs]
+        return Pending(
+            mail=self._get_held(worker_id, self._unread),
+            cancels=self._get_held(worker_id, self._cancel_requested),
+            drafts=self._get_held(worker_id, watched),
+        )
 
     async def wait_for_change(self, timeout: timedelta) -> bool:
         self._check_open()
@@ -319,9 +330,6 @@ class MemoryStore:
 
     # -- drafts -------------------------------------------------------------------------------------------------
 
-    async def count_runs(self) -> Sequence[RunCount]:
-        return await count_by_listing(self, self._clock.now())
-
     async def put_draft(self, claim: Claim, draft: bytes | None) -> None:
         self._check_open()
         run = self._runs.get(claim.run_id)
@@ -332,22 +340,13 @@ class MemoryStore:
         else:
             self._drafts[claim.run_id] = claim.token, draft
 
-    async def read_draft(self, run_id: str) -> bytes | None:
+    async def read_draft(self, run_id: str, *, keep_for: timedelta = timedelta(0)) -> bytes | None:
         self._check_open()
+        if keep_for:
+            self._request_drafts(run_id, keep_for)
         run = self._runs.get(run_id)
         token, draft = self._drafts.get(run_id, (0, None))
         return draft if run is not None and run.token == token and run.status is RunStatus.RUNNING else None
-
-    async def request_drafts(self, run_id: str, ttl: timedelta) -> None:
-        self._check_open()
-        now = self._clock.now()
-        self._draft_requests = {each: until for each, until in self._draft_requests.items() if until > now}
-        self._draft_requests[run_id] = max(now + ttl, self._draft_requests.get(run_id, now))
-
-    async def requested_drafts(self, run_ids: Collection[str]) -> Collection[str]:
-        self._check_open()
-        now = self._clock.now()
-        return [run_id for run_id in run_ids if self._draft_requests.get(run_id, now) > now]
 
     async def purge(self, *, limit: int = 100) -> int:
         self._check_open()
@@ -460,6 +459,11 @@ class MemoryStore:
             remaining.extend(self._children.pop(removed, ()))
             if run is not None and run.new.parent_run_id in self._children:
                 self._children[run.new.parent_run_id].discard(removed)
+
+    def _request_drafts(self, run_id: str, keep_for: timedelta) -> None:
+        now = self._clock.now()
+        self._draft_requests = {each: until for each, until in self._draft_requests.items() if until > now}
+        self._draft_requests[run_id] = max(now + keep_for, self._draft_requests.get(run_id, now))
 
     def _notify_change(self) -> None:
         self._change_event.set()

@@ -1,7 +1,7 @@
 """The state of one run in a memory store."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 import msgspec
@@ -26,7 +26,7 @@ class MemoryRun:
     token: int = 0
     strikes: int = 0
     wake_at: datetime | None = None
-    wake_on: Sequence[str] = ()
+    wake_on: tuple[str, ...] = ()
     reason: str = ""
     cancel_requested: bool = False
     expires_at: datetime | None = None
@@ -39,6 +39,10 @@ class MemoryRun:
     unread: dict[str, None] = field(default_factory=dict)
     #: Counts up over the store, in the order of creation: the cursor of listings.
     number: int = 0
+
+    def copy(self) -> "MemoryRun":
+        """Return a run that later changes of this one leave as it is."""
+        return replace(self, journal=list(self.journal), mail=dict(self.mail), unread=dict(self.unread))
 
     def extend(self, entries: Sequence[Entry]) -> None:
         """Add entries to the journal.

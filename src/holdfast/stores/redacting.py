@@ -1,6 +1,6 @@
 """A store wrapper that redacts every write."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Awaitable, Sequence, Set
 from typing import Any
 
 import msgspec
@@ -42,11 +42,8 @@ class RedactingStore(StoreWrapper):
         super().__init__(store)
         self._redact = redact
 
-    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
-        return await self._store.create(self._redact_run(run), worker_id=worker_id)
-
-    async def create_within(self, connection: Any, run: NewRun) -> bytes | None:
-        return await super().create_within(connection, self._redact_run(run))
+    async def create(self, run: NewRun, *, worker_id: str | None = None, connection: Any = None) -> Claim | None:
+        return await self._store.create(self._redact_run(run), worker_id=worker_id, connection=connection)
 
     def _redact_run(self, run: NewRun) -> NewRun:
         entries = self._redact_entries(run.entries)
@@ -60,13 +57,13 @@ class RedactingStore(StoreWrapper):
             entries=entries,
         )
 
-    async def append(self, claim: Claim, write: Append) -> None:
+    def append(self, claim: Claim, write: Append) -> Awaitable[None]:
         redacted = msgspec.structs.replace(
             write,
             entries=self._redact_entries(write.entries),
             progress=self._redact_body(write.progress, _SYSTEM_FIELDS),
         )
-        await self._store.append(claim, redacted)
+        return self._store.append(claim, redacted)
 
     async def release(self, claim: Claim, release: Release) -> None:
         redacted = msgspec.structs.replace(

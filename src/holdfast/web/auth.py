@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.record import RunFilter, RunRecord
-from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.store import RunStore, get_record
 from holdfast.core.errors import DefinitionError, InvalidRunId
 from holdfast.core.run.info import check_run_id
 from holdfast.runtime.reading.run_views import RunQuery, RunRecords, list_records, make_filter
@@ -161,7 +161,7 @@ async def find_visible(store: RunStore, principal: Principal, run_id: str) -> Ru
         check_run_id(run_id)
     except InvalidRunId:  # not every store can look for any text
         raise RunNotFound(run_id) from None
-    record = await store.get_record(run_id)
+    record = await get_record(store, run_id)
     principal.check_visible(run_id, record.caller_id)
     return record
 

@@ -10,6 +10,7 @@ from tests.probe_store import ProbeStore
 from holdfast import App, Approve, RunWaiting, Value
 from holdfast.checkpoint.errors import CheckpointError, RunNotFound
 from holdfast.checkpoint.record import RunStatus
+from holdfast.checkpoint.store import END
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.core.errors import DefinitionError, PayloadError
 from holdfast.root_error import HoldfastError
@@ -51,7 +52,7 @@ async def test_a_bad_answer_is_refused_and_a_good_one_is_still_possible(loop: st
         with pytest.raises(PayloadError):
             await app.complete_call(token, LARGE)
         assert app.store is not None
-        assert await app.store.read_mail("r") == ()
+        assert (await app.store.load("r", after=END)).mail == ()
         assert (await app.get("r")).status is RunStatus.WAITING
         assert waiter.paid == []
 
@@ -74,7 +75,7 @@ async def test_an_answer_after_the_expiry_is_refused_and_the_calls_say_so(loop: 
         with pytest.raises(NotWaiting, match="expired"):
             await app.complete_call(waiter.tokens[0], "too late")
         assert app.store is not None
-        assert await app.store.read_mail("r") == ()
+        assert (await app.store.load("r", after=END)).mail == ()
         assert (await app.resume("r")).output == "done"
         decisions = [call.decision.kind for call in (await app.get("r")).decided_calls if call.decision is not None]
         assert decisions == ["expire", "expire"]
@@ -91,10 +92,10 @@ async def test_a_call_whose_answer_is_read_while_calls_are_listed_is_not_listed(
         assert await app.pending() == []
 
         async def read_before(method: str) -> None:
-            if method == "read_mail" and not reads:
+            if method == "get_record" and not reads:
                 reads.append(method)
                 assert (await app.resume("r")).output == "done"
 
         probe = ProbeStore(store, before=read_before)
         assert await Mailer(probe, clock=SYSTEM_CLOCK).list_pending() == []
-    assert reads == ["read_mail"]
+    assert reads == ["get_record"]

@@ -10,6 +10,7 @@ from tests.simulated_host import SimulatedHost
 
 from holdfast import Agent, App, Approve, RunWaiting, Value, ask_person, current_call, tool
 from holdfast.checkpoint.record import Mail, RunStatus
+from holdfast.checkpoint.store import END
 from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
 from holdfast.stores.memory import MemoryStore
 
@@ -101,7 +102,7 @@ async def test_a_parent_is_woken_although_the_sender_died_before_its_notice(dura
     async with App(agents, durable_store_url) as app:
         assert (await app.result("p", through_waits=True)).output == "thanks"
         assert app.store is not None
-        assert await app.store.read_mail("p") == ()
+        assert (await app.store.load("p", after=END)).mail == ()
     assert family.result == "blue it is"
 
 
@@ -114,4 +115,4 @@ async def test_a_parent_that_is_awake_gets_no_more_notices() -> None:
         await app.answer(question.run_id, "c", Value("blue"))
         for _ in range(3):
             await app._stored.mailer.wake_missed_parents()
-        assert len(await store.read_mail("p")) == 1
+        assert len((await store.load("p", after=END)).mail) == 1

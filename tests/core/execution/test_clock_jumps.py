@@ -7,6 +7,7 @@ from tests.core.execution.both_loops import Waiter
 from tests.simulated_host import SimulatedHost
 
 from holdfast import App, Approve, RunWaiting
+from holdfast.checkpoint.store import END
 from holdfast.config import CheckpointSettings
 from holdfast.runtime.operations.mailing import Mailer
 from holdfast.stores.memory import MemoryStore
@@ -63,5 +64,5 @@ async def test_signals_that_come_before_their_waits_are_taken_once_and_in_order(
         await app.signal("r", "paid", 3)
         assert (await app.resume("r")).output == "done"
         assert app.store is not None
-        assert await app.store.read_mail("r") == ()
+        assert (await app.store.load("r", after=END)).mail == ()
     assert waiter.results == [1, 2, 3]

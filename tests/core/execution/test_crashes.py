@@ -29,6 +29,7 @@ from holdfast import (
 )
 from holdfast.adapters.pydantic_ai import durable
 from holdfast.checkpoint.record import RunStatus
+from holdfast.checkpoint.store import END, get_record, iter_runs
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.config import CheckpointSettings
 from holdfast.core import Message
@@ -89,11 +90,11 @@ class Story:
             await self._answer()
 
     async def _is_done(self) -> bool:
-        records = [record async for record in self.inner.list_runs()]
+        records = [record async for record in iter_runs(self.inner)]
         return any(record.status is RunStatus.DONE for record in records)
 
     async def _answer(self) -> None:
-        records = [record async for record in self.inner.list_runs()]
+        records = [record async for record in iter_runs(self.inner)]
         if not records or records[0].status is not RunStatus.WAITING:
             return
         if pending := await self.mailer.list_pending():
@@ -142,10 +143,10 @@ async def test_an_approved_once_call_that_was_started_is_in_doubt_and_not_asked_
     with pytest.raises(RunWaiting):
         await host.executor.run(agent, "go", run_id="r")
     await mailer.answer("r", "1", Approve(arguments={"amount": 150}))
-    assert len(await host.inner.read_mail("r")) == 1
+    assert len((await host.inner.load("r", after=END)).mail) == 1
     second = SimulatedHost(host.inner)
     await asyncio.wait([asyncio.ensure_future(second.resume(agent, "r"))])
-    assert await host.inner.read_mail("r") == (), "consumed before the tool was started"
+    assert (await host.inner.load("r", after=END)).mail == (), "consumed before the tool was started"
     assert (await SimulatedHost(host.inner).resume(agent, "r")).output == "done"
     assert paid == [150]
     assert model.requests[-1][-1].content == UNKNOWN_OUTCOME  # type: ignore[union-attr]
@@ -208,7 +209,7 @@ async def test_a_failed_run_keeps_its_unread_mail_for_the_next_attempt() -> None
             await app.run("a", "go", run_id="r")
         broken = False
         assert (await app.resume("r")).output == "['go', 'are you there?']"
-        assert await store.read_mail("r") == ()
+        assert (await store.load("r", after=END)).mail == ()
 
 
 async def test_waits_of_one_step_do_not_answer_a_call_of_the_same_id_in_the_next() -> None:
@@ -239,7 +240,7 @@ async def test_a_wait_that_has_expired_does_not_wake_the_run_again() -> None:
     with pytest.raises(RunWaiting) as raised:
         await host.resume(agent, "r")
     assert [waiting.call_id for waiting in raised.value.calls] == ["2"]
-    assert (await host.inner.get_record("r")).wake_at is None
+    assert (await get_record(host.inner, "r")).wake_at is None
 
 
 async def test_a_store_whose_clock_is_ahead_does_not_wake_the_run_too_early() -> None:
@@ -304,14 +305,14 @@ async def test_an_answer_that_comes_before_the_parent_waits_is_not_missed() -> N
         if method != "release":
             return
         pending = await mailer.list_pending()
-        if pending and (await store.get_record(pending[0].run_id)).status is RunStatus.WAITING:
+        if pending and (await get_record(store, pending[0].run_id)).status is RunStatus.WAITING:
             host.store.before = None
             await mailer.answer(pending[0].run_id, "c", Value("blue"))
 
     host.store.before = answer
     with pytest.raises(Exception, match="mail has arrived"):
         await host.executor.run(parent, "go", run_id="p")
-    assert (await store.get_record("p")).status is RunStatus.INTERRUPTED
+    assert (await get_record(store, "p")).status is RunStatus.INTERRUPTED
     assert (await host.resume(parent, "p")).output == "thanks"
 
 

@@ -15,6 +15,7 @@ from tests.core.execution.mail_worker import make_agent
 
 from holdfast import App, Approve, RunWaiting
 from holdfast.checkpoint.errors import RunEnded
+from holdfast.checkpoint.store import END
 from holdfast.core.errors import RunParked
 from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
 from holdfast.runtime.operations.mailing import AlreadyAnswered, NotWaiting
@@ -100,7 +101,7 @@ async def test_each_mail_is_applied_once_however_often_the_worker_is_killed(
         outputs = dict(zip(run_ids, await asyncio.gather(*(get_output(app, r) for r in run_ids)), strict=True))
         over.set()
         assert app.store is not None
-        assert [await app.store.read_mail(run_id) for run_id in run_ids] == [()] * RUNS
+        assert [(await app.store.load(run_id, after=END)).mail for run_id in run_ids] == [()] * RUNS
     paid = Counter(ledger.read_text().split())
     assert max(paid.values()) == 1, "a payment was made twice"
     for run_id, output in outputs.items():

@@ -12,6 +12,7 @@ from tests.scripted_model import ScriptedModel
 
 from holdfast import Agent, App, User
 from holdfast.adapters.pydantic_ai import durable
+from holdfast.checkpoint.store import END
 from holdfast.core.errors import DefinitionError
 from holdfast.stores.memory import MemoryStore
 
@@ -59,7 +60,7 @@ async def test_bad_parts_are_refused_and_nothing_is_sent(content: Any, text: str
         with pytest.raises(DefinitionError, match=text):
             await app.send("r", content)
         assert app.store is not None
-        assert await app.store.read_mail("r") == ()
+        assert (await app.store.load("r", after=END)).mail == ()
 
 
 async def test_an_agent_that_accepts_text_only_says_so() -> None:

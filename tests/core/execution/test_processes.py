@@ -14,6 +14,7 @@ import pytest
 from tests.core.execution.mail_worker import make_agent
 
 from holdfast import App, Approve, RunWaiting
+from holdfast.checkpoint.store import END
 from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
 from holdfast.runtime.operations.mailing import AlreadyAnswered
 
@@ -110,7 +111,7 @@ async def test_mail_is_applied_once_if_its_worker_is_killed_right_after_consumin
         await app.answer("r", "0", Approve())
         assert await process.wait() == -signal.SIGKILL
         assert app.store is not None
-        assert not any(mail.mail_id.startswith(prefix) for mail in await app.store.read_mail("r"))
+        assert not any(mail.mail_id.startswith(prefix) for mail in (await app.store.load("r", after=END)).mail)
     texts, results = await scene.finish("r")
     assert sorted(str(text) for text in texts) == ["1", "2", "go"]
     assert results[1:] == [1, 2]

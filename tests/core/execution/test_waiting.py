@@ -28,6 +28,7 @@ from holdfast import (
 )
 from holdfast.checkpoint.errors import CheckpointError, RunEnded, RunNotFound
 from holdfast.checkpoint.record import RunStatus
+from holdfast.checkpoint.store import END, get_record
 from holdfast.core import Message, ToolSchema
 from holdfast.core.errors import DefinitionError, PayloadError
 from holdfast.results import WaitingCall
@@ -105,7 +106,7 @@ async def test_bad_messages_are_refused() -> None:
         with pytest.raises(DefinitionError):
             await app.send("r", "hello", id="")
         assert app.store is not None
-        assert await app.store.read_mail("r") == ()
+        assert (await app.store.load("r", after=END)).mail == ()
 
 
 # -- time -----------------------------------------------------------------------------------------------------------
@@ -119,7 +120,7 @@ async def test_a_run_sleeps_without_an_owner_and_continues_by_itself(durable_sto
         while not run.done():
             assert app.store is not None
             try:
-                record = await app.store.get_record("r")
+                record = await get_record(app.store, "r")
             except RunNotFound:
                 continue
             statuses.add(record.status)

@@ -14,6 +14,7 @@ from holdfast.checkpoint.codec import decode_run
 from holdfast.checkpoint.errors import CheckpointError, RunExists, RunNotClaimable, RunNotFound
 from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.record import Release, RunStatus
+from holdfast.checkpoint.store import iter_runs
 from holdfast.core.errors import RunCancelled, RunFailed, RunParked
 from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
 from holdfast.core.run.messages import NATIVE_CODEC
@@ -100,7 +101,7 @@ async def test_a_run_that_has_ended_is_kept_for_the_retention_of_its_status_and_
         store = store_of(harness, later)
         await store.open()
         await store.purge()
-        assert [record.run_id async for record in store.list_runs()] == left
+        assert [record.run_id async for record in iter_runs(store)] == left
         await store.close()
 
 

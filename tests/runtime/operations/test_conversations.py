@@ -29,6 +29,7 @@ from holdfast import (
 )
 from holdfast.checkpoint.errors import CheckpointError, RunConflict, RunNotFound, TurnConflict
 from holdfast.checkpoint.record import Mail, RunStatus
+from holdfast.checkpoint.store import END
 from holdfast.core import Message, ToolSchema
 from holdfast.core.errors import DefinitionError, RunCancelled, TurnFailed
 from holdfast.core.execution.turn_cycle import CLOSED_CALL
@@ -274,7 +275,7 @@ async def test_a_message_that_interrupts_ends_the_turn_at_its_next_step_and_goes
         queued = asyncio.create_task(chat.send("two"))
         interrupts = asyncio.create_task(chat.send("stop", when="interrupt"))
         assert app.store is not None
-        while len(await app.store.read_mail(chat.run_id)) < 2:
+        while len((await app.store.load(chat.run_id, after=END)).mail) < 2:
             await app.store.wait_for_change(timedelta(seconds=0.05))
         for _ in range(3):
             model.opened.put_nowait(None)

@@ -22,6 +22,7 @@ from tests.scripted_model import call, tool_reply
 from holdfast import Agent, App, CheckpointSettings, Reply, ToolResult, User, tool
 from holdfast.adapters.pydantic_ai import ToolPolicy, durable
 from holdfast.checkpoint.claims import WorkerIdentity
+from holdfast.checkpoint.store import END
 from holdfast.core import Message, ToolSchema
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
@@ -121,7 +122,7 @@ class Story:
                 (3, "m2", "m2"),
             ]
             assert [turn.steps for turn in history] == [2, 2, 2], "a step was counted twice"
-            assert await self.inner.read_mail(chat.run_id) == ()
+            assert (await self.inner.load(chat.run_id, after=END)).mail == ()
             return outputs
 
     async def send(self, app: App) -> list[str]:
@@ -212,4 +213,4 @@ async def test_two_processes_that_are_killed_get_each_message_answered_once(
         chat = app.conversation("clerk", "shared")
         assert {turn.turn_id for turn in await chat.history()} == expected
         assert app.store is not None
-        assert await app.store.read_mail(chat.run_id) == ()
+        assert (await app.store.load(chat.run_id, after=END)).mail == ()

@@ -1,12 +1,12 @@
 """Stores that break the contract of drafts."""
 
-from collections.abc import Collection
 from datetime import timedelta
 
+import msgspec
 from tests.stores.broken.broken_store import BrokenStore
 
 from holdfast.checkpoint.claims import Claim
-from holdfast.checkpoint.record import RunStatus
+from holdfast.checkpoint.record import Pending, RunStatus
 
 
 class KeepsTheFirstDraft(BrokenStore):
@@ -36,7 +36,7 @@ class CountsADraftAsAWrite(BrokenStore):
 class ShowsTheDraftOfAnyClaim(BrokenStore):
     red = ("test_a_draft_of_an_earlier_claim_is_void",)
 
-    async def read_draft(self, run_id: str) -> bytes | None:
+    async def read_draft(self, run_id: str, *, keep_for: timedelta = timedelta(0)) -> bytes | None:
         run = self._runs.get(run_id)
         running = run is not None and run.status is RunStatus.RUNNING
         return self._drafts[run_id][1] if running and run_id in self._drafts else None
@@ -55,7 +55,7 @@ class TakesDraftsOfAnyClaim(BrokenStore):
 class ShowsDraftsOfReleasedRuns(BrokenStore):
     red = ("test_a_released_run_has_no_draft",)
 
-    async def read_draft(self, run_id: str) -> bytes | None:
+    async def read_draft(self, run_id: str, *, keep_for: timedelta = timedelta(0)) -> bytes | None:
         run = self._runs.get(run_id)
         token, draft = self._drafts.get(run_id, (0, None))
         return draft if run is not None and run.token == token else None
@@ -70,22 +70,31 @@ class KeepsDraftsByRunId(BrokenStore):
         if draft is not None:
             self._drafts[claim.run_id] = claim.token, draft
 
-    async def read_draft(self, run_id: str) -> bytes | None:
+    async def read_draft(self, run_id: str, *, keep_for: timedelta = timedelta(0)) -> bytes | None:
         return self._drafts.get(run_id, (0, None))[1] if run_id in self._runs else None
 
 
 class NeverForgetsARequest(BrokenStore):
     red = ("test_drafts_are_requested_for_a_while",)
 
-    async def requested_drafts(self, run_ids: Collection[str]) -> Collection[str]:
-        return [run_id for run_id in run_ids if run_id in self._draft_requests]
+    async def pending(self, worker_id: str) -> Pending:
+        pending = await super().pending(worker_id)
+        return msgspec.structs.replace(pending, drafts=self._get_held(worker_id, self._draft_requests))
+
+
+class ShowsRequestsToEveryWorker(BrokenStore):
+    red = ("test_drafts_are_requested_of_the_worker_that_holds_the_run",)
+
+    async def pending(self, worker_id: str) -> Pending:
+        pending = await super().pending(worker_id)
+        return msgspec.structs.replace(pending, drafts=list(self._draft_requests))
 
 
 class BelievesTheLastRequest(BrokenStore):
     red = ("test_a_short_request_does_not_end_a_long_one",)
 
-    async def request_drafts(self, run_id: str, ttl: timedelta) -> None:
-        self._draft_requests[run_id] = self._clock.now() + ttl
+    def _request_drafts(self, run_id: str, keep_for: timedelta) -> None:
+        self._draft_requests[run_id] = self._clock.now() + keep_for
 
 
 class KeepsDraftsToItself(BrokenStore):

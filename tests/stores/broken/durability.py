@@ -15,6 +15,7 @@ from holdfast.checkpoint.claims import Claim, ProcessIdentity, WorkerIdentity, i
 from holdfast.checkpoint.errors import RunDamaged
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import Mail, Receipt, Release, RunStatus, StoredRun
+from holdfast.checkpoint.store import END
 
 #: Between two transactions that should be one: by far the longest part of the call, so that the kill comes then.
 TIME_TO_KILL = 0.5
@@ -360,7 +361,7 @@ class WaitsWithoutLookingAtTheMail(BrokenSnapshotStore):
 
     async def release(self, claim: Claim, release: Release) -> None:
         for _ in range(1000 if release.wake_on else 0):
-            if await self.read_mail(claim.run_id):
+            if (await self.load(claim.run_id, after=END)).mail:
                 break
             await asyncio.sleep(0.001)
         await super().release(claim, msgspec.structs.replace(release, wake_on=()))

@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import UTC
+from typing import Any
 
 import msgspec
 from tests.stores.broken.broken_store import BrokenStore
@@ -10,13 +11,14 @@ from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import ClaimLost, RunNotFound, StoreError
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.record import NewRun, RunRecord, StoredRun
+from holdfast.checkpoint.store import END
 from holdfast.stores.memory_run import MemoryRun
 
 
 class OverwritesExistingRuns(BrokenStore):
     red = ("test_an_id_that_exists_is_refused_and_keeps_its_run", "test_of_many_creators_of_one_id_one_wins")
 
-    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+    async def create(self, run: NewRun, *, worker_id: str | None = None, connection: Any = None) -> Claim | None:
         self._runs.pop(run.run_id, None)
         return await super().create(run, worker_id=worker_id)
 
@@ -24,21 +26,21 @@ class OverwritesExistingRuns(BrokenStore):
 class LosesTheMeta(BrokenStore):
     red = ("test_a_created_run_loads_as_it_was_written",)
 
-    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+    async def create(self, run: NewRun, *, worker_id: str | None = None, connection: Any = None) -> Claim | None:
         return await super().create(msgspec.structs.replace(run, info=b""), worker_id=worker_id)
 
 
 class ClaimsNothingAtCreation(BrokenStore):
     red = ("test_a_run_created_for_a_worker_is_running_and_claimed",)
 
-    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+    async def create(self, run: NewRun, *, worker_id: str | None = None, connection: Any = None) -> Claim | None:
         return await super().create(run)
 
 
 class ClaimsEverythingAtCreation(BrokenStore):
     red = ("test_a_run_created_without_a_worker_is_queued_and_unclaimed",)
 
-    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+    async def create(self, run: NewRun, *, worker_id: str | None = None, connection: Any = None) -> Claim | None:
         claim = await super().create(run, worker_id=worker_id or "a worker")
         return claim if worker_id else None
 
@@ -239,15 +241,16 @@ class CachesRecords(BrokenStore):
         super().__init__(location)
         self._records: dict[str, RunRecord] = {}
 
-    async def get_record(self, run_id: str) -> RunRecord:
-        if run_id not in self._records:
-            self._records[run_id] = await super().get_record(run_id)
-        return self._records[run_id]
+    async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
+        stored = await super().load(run_id, after=after)
+        if after < END:
+            return stored
+        return msgspec.structs.replace(stored, record=self._records.setdefault(run_id, stored.record))
 
 
 class ReturnsRecordsOfUnknownRuns(BrokenStore):
     red = ("test_the_record_of_an_unknown_run_is_not_found",)
 
-    async def get_record(self, run_id: str) -> RunRecord:
-        known = run_id if run_id in self._runs else next(iter(self._runs), run_id)
-        return await super().get_record(known)
+    async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
+        known = run_id if run_id in self._runs or after < END else next(iter(self._runs), run_id)
+        return await super().load(known, after=after)

@@ -2,23 +2,22 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import msgspec
 from tests.stores.broken.broken_store import BrokenStore
 
 from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import StoreClosed
-from holdfast.checkpoint.record import NewRun, Release, RunStatus, StoredRun
+from holdfast.checkpoint.record import NewRun, Pending, Release, RunStatus, StoredRun
 
 
 class ReportsCancelsToAllWorkers(BrokenStore):
     red = ("test_a_cancel_reaches_the_worker_that_holds_the_run",)
 
-    async def pending_cancellations(self, worker_id: str) -> Sequence[str]:
-        self._check_open()
-        return list(self._cancel_requested)
+    async def pending(self, worker_id: str) -> Pending:
+        return msgspec.structs.replace(await super().pending(worker_id), cancels=list(self._cancel_requested))
 
 
 class DropsTheCancelRequestAtARelease(BrokenStore):
@@ -156,7 +155,7 @@ class LeavesAThread(BrokenStore):
 class KeepsTheCallersList(BrokenStore):
     red = ("test_changing_an_argument_afterwards_changes_nothing",)
 
-    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+    async def create(self, run: NewRun, *, worker_id: str | None = None, connection: Any = None) -> Claim | None:
         claim = await super().create(run, worker_id=worker_id)
         assert isinstance(run.entries, list)
         self._runs[run.run_id].journal = run.entries
@@ -188,7 +187,7 @@ class FoldsCase(BrokenStore):
 
     red = ("test_every_legal_id_is_a_run_of_its_own",)
 
-    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+    async def create(self, run: NewRun, *, worker_id: str | None = None, connection: Any = None) -> Claim | None:
         return await super().create(msgspec.structs.replace(run, run_id=run.run_id.lower()), worker_id=worker_id)
 
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:

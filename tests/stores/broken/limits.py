@@ -1,6 +1,7 @@
 """Stores that break the contract of priorities, keys and concurrency limits."""
 
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 import msgspec
 from examples.snapshot_store import Contents
@@ -9,7 +10,7 @@ from tests.stores.broken.durability import BrokenSnapshotStore
 
 from holdfast.checkpoint.claims import Claim, ProcessIdentity
 from holdfast.checkpoint.record import NewRun, RunRecord, RunStatus
-from holdfast.config import ConcurrencyLimit, LimitKind
+from holdfast.config import LimitKind
 from holdfast.stores.memory_run import MemoryRun
 
 
@@ -27,7 +28,7 @@ class IgnoresPriorities(BrokenStore):
         "test_any_queue_is_drained_as_the_model_of_fairness_demands",
     )
 
-    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+    async def create(self, run: NewRun, *, worker_id: str | None = None, connection: Any = None) -> Claim | None:
         return await super().create(msgspec.structs.replace(run, priority=0), worker_id=worker_id)
 
 
@@ -65,9 +66,10 @@ class CountsNothing(BrokenStore):
 class LimitsKeysOnly(BrokenStore):
     red = ("test_no_more_runs_of_an_agent_are_claimed_than_its_limit", "test_both_limits_of_a_run_count")
 
-    async def set_limit(self, limit: ConcurrencyLimit, *, default: bool = False) -> None:
-        if limit.kind == "key":
-            await super().set_limit(limit, default=default)
+    async def set_limit(self, kind: LimitKind, name: str, max_runs: int | None, *, default: bool = False) -> bool:
+        if kind == "agent":
+            return False
+        return await super().set_limit(kind, name, max_runs, default=default)
 
 
 class CountsDeadWorkers(BrokenStore):
@@ -80,16 +82,17 @@ class CountsDeadWorkers(BrokenStore):
 class DefaultsReplaceEverything(BrokenStore):
     red = ("test_a_default_replaces_only_a_default",)
 
-    async def set_limit(self, limit: ConcurrencyLimit, *, default: bool = False) -> None:
-        await self.remove_limit(limit.kind, limit.name)
-        await super().set_limit(limit, default=default)
+    async def set_limit(self, kind: LimitKind, name: str, max_runs: int | None, *, default: bool = False) -> bool:
+        existed = await super().set_limit(kind, name, None)
+        await super().set_limit(kind, name, max_runs, default=default)
+        return existed
 
 
 class NeverRemovesALimit(BrokenStore):
     red = ("test_a_removed_limit_limits_nothing",)
 
-    async def remove_limit(self, kind: LimitKind, name: str) -> bool:
-        return False
+    async def set_limit(self, kind: LimitKind, name: str, max_runs: int | None, *, default: bool = False) -> bool:
+        return max_runs is not None and await super().set_limit(kind, name, max_runs, default=default)
 
 
 class StopsAtARunWithoutASlot(BrokenStore):
@@ -112,11 +115,12 @@ class StopsRunsAboveTheLimit(BrokenStore):
 
     red = ("test_a_limit_below_what_runs_stops_nothing_and_starts_nothing",)
 
-    async def set_limit(self, limit: ConcurrencyLimit, *, default: bool = False) -> None:
-        await super().set_limit(limit, default=default)
-        running = [run for run in self._iter_owned() if run.new.concurrency_key == limit.key]
-        for run in running[limit.max_runs :]:
+    async def set_limit(self, kind: LimitKind, name: str, max_runs: int | None, *, default: bool = False) -> bool:
+        existed = await super().set_limit(kind, name, max_runs, default=default)
+        running = [run for run in self._iter_owned() if run.new.concurrency_key == name]
+        for run in running[max_runs:]:
             run.status = RunStatus.INTERRUPTED
+        return existed
 
 
 class ForgetsLimits(BrokenSnapshotStore):

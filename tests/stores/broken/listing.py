@@ -2,7 +2,7 @@
 
 import asyncio
 import operator
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
@@ -10,81 +10,120 @@ from tests.stores.broken.broken_store import BrokenStore
 
 from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import StoreUnavailable
-from holdfast.checkpoint.record import NewRun, Release, RunFilter, RunRecord, RunStatus
+from holdfast.checkpoint.record import NewRun, Release, RunFilter, RunPage, RunRecord, RunStatus
 from holdfast.stores.memory_run import MemoryRun
 
 
-class ListsAnUnknownRun(BrokenStore):
+class BrokenListing(BrokenStore):
+    """Breaks the pages that are oldest first."""
+
+    async def list_page(
+        self,
+        filter: RunFilter | None = None,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        oldest_first: bool = False,
+    ) -> RunPage:
+        if not oldest_first:
+            return await super().list_page(filter, limit=limit, cursor=cursor)
+        return await self.read_page(filter or RunFilter(), limit, cursor)
+
+    async def read_page(self, filter: RunFilter, limit: int, cursor: str | None) -> RunPage:
+        page = await super().list_page(filter, limit=limit, cursor=cursor, oldest_first=True)
+        return RunPage(records=self.change_records(page.records, filter), cursor=page.cursor)
+
+    def change_records(self, records: Sequence[RunRecord], filter: RunFilter) -> Sequence[RunRecord]:
+        return records
+
+
+class ListsAnUnknownRun(BrokenListing):
     red = ("test_an_empty_store_lists_nothing",)
 
-    async def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
+    def change_records(self, records: Sequence[RunRecord], filter: RunFilter) -> Sequence[RunRecord]:
         now = self._clock.now()
-        unknown = NewRun(run_id="unknown", agent_name="", info=b"", progress=b"", entries=())
-        yield self._make_record(MemoryRun(new=unknown, created_at=now, updated_at=now, not_before=now, progress=b""))
-        async for record in super().list_runs(filter):
-            yield record
+        new = NewRun(run_id="unknown", agent_name="", info=b"", progress=b"", entries=())
+        unknown = MemoryRun(new=new, created_at=now, updated_at=now, not_before=now, progress=b"")
+        return [self._make_record(unknown), *records]
 
 
-class ListsByName(BrokenStore):
+class ListsByName(BrokenListing):
     red = ("test_runs_are_listed_oldest_first",)
 
-    async def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
-        found = [record async for record in super().list_runs(filter)]
-        for record in sorted(found, key=operator.attrgetter("run_id")):
-            yield record
+    def change_records(self, records: Sequence[RunRecord], filter: RunFilter) -> Sequence[RunRecord]:
+        return sorted(records, key=operator.attrgetter("run_id"))
 
 
-class ListsWithoutTheProgress(BrokenStore):
+class ListsWithoutTheProgress(BrokenListing):
     red = ("test_a_listed_record_equals_the_loaded_one",)
 
-    async def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
-        async for record in super().list_runs(filter):
-            yield msgspec.structs.replace(record, progress=b"")
+    def change_records(self, records: Sequence[RunRecord], filter: RunFilter) -> Sequence[RunRecord]:
+        return [msgspec.structs.replace(record, progress=b"") for record in records]
 
 
-class AppliesTheFirstFilterOnly(BrokenStore):
+class AppliesTheFirstFilterOnly(BrokenListing):
     red = ("test_a_listed_run_matches_every_filter",)
 
-    async def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
-        if filter is not None and filter.agent_name is not None:
+    async def read_page(self, filter: RunFilter, limit: int, cursor: str | None) -> RunPage:
+        if filter.agent_name is not None:
             filter = RunFilter(agent_name=filter.agent_name)
-        async for record in super().list_runs(filter):
-            yield record
+        return await super().read_page(filter, limit, cursor)
 
 
-class ListsReleasedRunsOnly(BrokenStore):
+class MatchesAnyLabel(BrokenListing):
+    red = ("test_pages_and_listings_match_every_filter", "test_a_filter_compares_whole_values")
+
+    async def read_page(self, filter: RunFilter, limit: int, cursor: str | None) -> RunPage:
+        page = await super().read_page(msgspec.structs.replace(filter, labels={}), limit, cursor)
+        fit = [each for each in page.records if not filter.labels or filter.labels.items() & each.labels.items()]
+        return RunPage(records=fit, cursor=page.cursor)
+
+
+class MatchesPartsOfValues(BrokenListing):
+    red = ("test_a_filter_compares_whole_values",)
+
+    async def read_page(self, filter: RunFilter, limit: int, cursor: str | None) -> RunPage:
+        page = await super().read_page(msgspec.structs.replace(filter, caller_id=None), limit, cursor)
+        fit = [each for each in page.records if each.caller_id.startswith(filter.caller_id or "")]
+        return RunPage(records=fit, cursor=page.cursor)
+
+
+class ListsReleasedRunsOnly(BrokenListing):
     """Runs of a dead owner are not listed as interrupted."""
 
     red = ("test_runs_without_a_live_worker_are_listed_as_interrupted",)
 
-    async def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
-        async for record in super().list_runs(filter):
-            if filter is None or not filter.interrupted or record.status is not RunStatus.RUNNING:
-                yield record
+    def change_records(self, records: Sequence[RunRecord], filter: RunFilter) -> Sequence[RunRecord]:
+        return [each for each in records if not filter.interrupted or each.status is not RunStatus.RUNNING]
 
 
-class FailsWhenRunsChange(BrokenStore):
+class SkipsRunsWhenOthersAreRemoved(BrokenListing):
+    """The cursor is an offset: a removed run moves all others."""
+
     red = ("test_a_listing_continues_while_its_runs_change",)
 
-    async def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
-        self._check_open()
-        for run in self._runs.values():
-            yield self._make_record(run)
+    async def read_page(self, filter: RunFilter, limit: int, cursor: str | None) -> RunPage:
+        start = int(cursor or 0)
+        records = [record for run in self._runs.values() if filter.matches(record := self._make_record(run))]
+        page = records[start : start + limit]
+        return RunPage(records=page, cursor=str(start + limit) if start + limit < len(records) else None)
 
 
-class SharesOneCursor(BrokenStore):
+class SharesOneCursor(BrokenListing):
     """Two listings at the same time each get a part of the runs."""
 
     red = ("test_concurrent_listings_are_complete",)
 
-    async def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
-        self._cursor = iter([record async for record in super().list_runs(filter)])
-        while (record := next(self._cursor, None)) is not None:
-            yield record
-            await asyncio.sleep(0)
+    _cursor: str | None = None
+
+    async def read_page(self, filter: RunFilter, limit: int, cursor: str | None) -> RunPage:
+        await asyncio.sleep(0)
+        page = await super().read_page(filter, limit, self._cursor)
+        self._cursor = page.cursor
+        return page
 
 
-class CachesListedRecords(BrokenStore):
+class CachesListedRecords(BrokenListing):
     """Takes a run for unchanged if it has the same id, status and size."""
 
     red = ("test_a_run_that_replaces_another_at_once_is_listed",)
@@ -93,23 +132,21 @@ class CachesListedRecords(BrokenStore):
         super().__init__(location)
         self._listed: dict[tuple[object, ...], RunRecord] = {}
 
-    async def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
-        async for record in super().list_runs(filter):
-            yield self._listed.setdefault((record.run_id, record.status, record.size), record)
+    def change_records(self, records: Sequence[RunRecord], filter: RunFilter) -> Sequence[RunRecord]:
+        return [self._listed.setdefault((each.run_id, each.status, each.size), each) for each in records]
 
 
-class StaysLockedAfterAListing(BrokenStore):
+class StaysLockedAfterAListing(BrokenListing):
     """A listing that is left early never releases its lock."""
 
     red = ("test_a_listing_may_be_left_early",)
 
     _listing = False
 
-    async def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
-        self._listing = True
-        async for record in super().list_runs(filter):
-            yield record
-        self._listing = False
+    async def read_page(self, filter: RunFilter, limit: int, cursor: str | None) -> RunPage:
+        page = await super().read_page(filter, limit, cursor)
+        self._listing = page.cursor is not None
+        return page
 
     async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
         if self._listing:

@@ -2,7 +2,7 @@
 
 import asyncio
 import unicodedata
-from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from tests.stores.broken.broken_store import BrokenStore
@@ -10,15 +10,16 @@ from tests.stores.broken.broken_store import BrokenStore
 from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import ClaimLost, RunNotFound, StoreError, UnreadMail
 from holdfast.checkpoint.journal import Append
-from holdfast.checkpoint.record import TERMINAL_STATUSES, Mail, NewRun, Receipt, Release, RunStatus
+from holdfast.checkpoint.record import TERMINAL_STATUSES, Mail, NewRun, Pending, Receipt, Release, RunStatus, StoredRun
 from holdfast.stores.memory_run import MemoryRun
 
 
 class ReadsTheNewestMailFirst(BrokenStore):
     red = ("test_posted_mail_is_unread_in_the_order_of_posting",)
 
-    async def read_mail(self, run_id: str) -> Sequence[Mail]:
-        return list(await super().read_mail(run_id))[::-1]
+    async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
+        stored = await super().load(run_id, after=after)
+        return msgspec.structs.replace(stored, mail=stored.mail[::-1])
 
 
 class BelievesTheSendersClock(BrokenStore):
@@ -149,7 +150,7 @@ class KeepsTheMailOfARemovedRun(BrokenStore):
         self._old[run_id] = self._runs[run_id].mail
         super()._remove_tree(run_id)
 
-    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+    async def create(self, run: NewRun, *, worker_id: str | None = None, connection: Any = None) -> Claim | None:
         claim = await super().create(run, worker_id=worker_id)
         self._runs[run.run_id].mail = self._old.get(run.run_id, {})
         return claim
@@ -244,8 +245,8 @@ class EndsTheClaimOfARefusedRelease(BrokenStore):
 class ReportsMailToAllWorkers(BrokenStore):
     red = ("test_a_worker_finds_the_runs_it_holds_that_have_unread_mail", "test_pending_mail_goes_with_the_claim")
 
-    async def pending_mail(self, worker_id: str) -> Sequence[str]:
-        return list(self._unread)
+    async def pending(self, worker_id: str) -> Pending:
+        return msgspec.structs.replace(await super().pending(worker_id), mail=list(self._unread))
 
 
 class ReportsMailUntilTheRelease(BrokenStore):

@@ -1,5 +1,7 @@
 """Stores that break the contract of release, remove and purge."""
 
+from typing import Any
+
 import msgspec
 from tests.stores.broken.broken_store import BrokenStore
 
@@ -76,7 +78,7 @@ class KeepsTheJournalOfARemovedRun(BrokenStore):
         await super().remove(run_id, claim=claim)
         self._old[run_id] = journal
 
-    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+    async def create(self, run: NewRun, *, worker_id: str | None = None, connection: Any = None) -> Claim | None:
         claim = await super().create(run, worker_id=worker_id)
         stored, old = self._runs[run.run_id], self._old.get(run.run_id, [])
         stored.journal[:0] = old
@@ -166,7 +168,7 @@ class ReservesPurgedIds(BrokenStore):
         super().__init__(location)
         self._used: set[str] = set()
 
-    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+    async def create(self, run: NewRun, *, worker_id: str | None = None, connection: Any = None) -> Claim | None:
         if run.run_id in self._used:
             raise RunExists(run.run_id)
         self._used.add(run.run_id)

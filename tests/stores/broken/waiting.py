@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 import msgspec
 from tests.stores.broken.broken_store import BrokenStore
@@ -192,5 +193,5 @@ class StartsEveryRunAtOnce(BrokenStore):
         "test_a_run_is_claimed_when_its_start_is_reached",
     )
 
-    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+    async def create(self, run: NewRun, *, worker_id: str | None = None, connection: Any = None) -> Claim | None:
         return await super().create(msgspec.structs.replace(run, not_before=None), worker_id=worker_id)

@@ -9,6 +9,7 @@ from holdfast.checkpoint.claims import WorkerIdentity, this_process
 from holdfast.checkpoint.codec import Step, encode
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.progress import Progress
+from holdfast.checkpoint.store import get_record
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.core.run.messages import NATIVE_CODEC, Reply
 from holdfast.stores.memory import MemoryStore
@@ -38,12 +39,12 @@ async def test_an_update_reads_the_store_once_at_most() -> None:
         worker = WorkerIdentity(worker_id="w1", process=this_process())
         await store.register_worker(worker)
         claim = await store.claim("r1", "w1")
-        record = await store.get_record("r1")
+        record = await get_record(store, "r1")
         updates = RunUpdates(Site(app, None), make_request("r1"), after=-1)
         assert "thought 3" in await updates.begin(record)
         changes = RunChanges(app, record)
         for number in range(4, 10):
-            seq = (await store.get_record("r1")).next_seq
+            seq = (await get_record(store, "r1")).next_seq
             progress = Progress(steps=number)
             bodies = [
                 (EntryKind.MESSAGE, NATIVE_CODEC.encode(Reply(text=f"thought {number}"))),

@@ -138,7 +138,7 @@ def set_(
     Runs in progress continue. The limit stays until it is removed, whatever the Apps of the workers say.
     """
     limit = _make_limit(agent, key, max_runs)
-    _run(store, lambda opened: opened.set_limit(limit))
+    _run(store, lambda opened: opened.set_limit(limit.kind, limit.name, limit.max_runs))
     if as_json:
         print_json({limit.kind: limit.name, "max_runs": max_runs})
     else:
@@ -161,7 +161,7 @@ def list_(store: StoreOption = "", as_json: JsonOption = False) -> None:
 def remove(agent: AgentOption = "", key: KeyOption = "", store: StoreOption = "", as_json: JsonOption = False) -> None:
     """Remove a limit. One that an App sets comes back when such an App opens."""
     limit = _make_limit(agent, key, 0)
-    if not _run(store, lambda opened: opened.remove_limit(limit.kind, limit.name)):
+    if not _run(store, lambda opened: opened.set_limit(limit.kind, limit.name, None)):
         raise CommandError(f"there is no limit for {limit.kind} {limit.name}: holdfast limits list shows them")
     if as_json:
         print_json({"removed": {limit.kind: limit.name}})

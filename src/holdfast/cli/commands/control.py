@@ -12,10 +12,10 @@ import typer
 from holdfast.app import App
 from holdfast.checkpoint.errors import RecordDecodeError, RunDamaged, RunNotFound, StoreClosed
 from holdfast.checkpoint.record import RunFilter, RunRecord
-from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.store import RunStore, get_record, iter_runs
 from holdfast.cli.listeners import ProgressDisplay, ProgressListener
 from holdfast.cli.loading import build_app, build_model_app, load_agents, load_object
-from holdfast.cli.opening import get_record, open_client, open_store
+from holdfast.cli.opening import open_client, open_store
 from holdfast.cli.options import (
     AppOption,
     CodeArgument,
@@ -152,7 +152,7 @@ async def _list_delayed(app: App) -> list[str]:
     now = utc_now()
     return [
         record.run_id
-        async for record in app.store.list_runs(RunFilter(interrupted=True))
+        async for record in iter_runs(app.store, RunFilter(interrupted=True))
         if record.agent_name in app.agents and record.not_before > now
     ]
 
@@ -229,7 +229,7 @@ async def _find_only_interrupted(app: App) -> str:
         raise CommandError("this App has no store: there is nothing to resume")
     found = [
         record.run_id
-        async for record in app.store.list_runs(RunFilter(interrupted=True))
+        async for record in iter_runs(app.store, RunFilter(interrupted=True))
         if record.agent_name in app.agents and record.parent_run_id is None
     ]
     if not found:

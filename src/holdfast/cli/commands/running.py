@@ -15,11 +15,11 @@ from holdfast.checkpoint.codec import Outcome, decode
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.record import RunStatus
-from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.store import RunStore, get_record
 from holdfast.cli.chat import ChatDisplay, ChatSession, LeaveChat, LineReader
 from holdfast.cli.listeners import ProgressDisplay, ProgressListener
 from holdfast.cli.loading import build_app, build_model_app, load_object, select_agent_name
-from holdfast.cli.opening import get_record, open_client, report_slow_open
+from holdfast.cli.opening import open_client, report_slow_open
 from holdfast.cli.options import (
     AgentOption,
     CodeStoreOption,

@@ -11,6 +11,7 @@ import typer
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.progress import AttemptRecord
 from holdfast.checkpoint.record import RunFilter, RunStatus, StoredRun
+from holdfast.checkpoint.store import iter_runs
 from holdfast.cli.loading import get_tool_effects, load_agents
 from holdfast.cli.opening import open_store
 from holdfast.cli.options import JsonOption, RunArgument, StoreOption
@@ -79,7 +80,7 @@ def show(
 async def _load(store_url: str, run_id: str) -> tuple[StoredRun, list[RunSummary], Verdict | None]:
     async with open_store(store_url) as store:
         stored = await store.load(run_id)
-        children = [summarize_run(record) async for record in store.list_runs(RunFilter(parent_run_id=run_id))]
+        children = [summarize_run(record) async for record in iter_runs(store, RunFilter(parent_run_id=run_id))]
         return stored, children, await read_verdict(store, run_id, PICK)
 
 

@@ -15,8 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from holdfast.app import App
-from holdfast.checkpoint.store import RunStore
-from holdfast.cli.opening import get_record
+from holdfast.checkpoint.store import RunStore, get_record
 from holdfast.core.agents.agent import Agent
 from holdfast.core.agents.calls import NOT_EXECUTED, Completed, Effect, Reconciliation
 from holdfast.core.agents.tool import Tool

@@ -13,7 +13,7 @@ from holdfast.checkpoint.codec import decode
 from holdfast.checkpoint.errors import CheckpointError, RunEnded, RunNotFound
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import Mail, Receipt, RunFilter, RunRecord, RunStatus
-from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.store import END, RunStore, get_record, iter_runs
 from holdfast.clock import Clock
 from holdfast.core.errors import DefinitionError, PayloadError
 from holdfast.core.json_value import JsonValue, to_json_value
@@ -119,7 +119,7 @@ class Mailer:
         before = None if older_than is None else self._clock.now() - older_than
         wanted = RunFilter(statuses=_UNFINISHED, agent_name=agent, caller_id=caller)
         pending: list[WaitingCall] = []
-        async for record in self._store.list_runs(wanted):
+        async for record in iter_runs(self._store, wanted):
             pending += [
                 call
                 for call in await self._list_unanswered(record)
@@ -136,15 +136,15 @@ class Mailer:
             return calls
         try:
             # In this order: an answer that the run reads meanwhile is in the record.
-            answered = {mail.topic for mail in await self._store.read_mail(record.run_id)}
-            calls = _read_record_waits(await self._store.get_record(record.run_id))
+            answered = {mail.topic for mail in (await self._store.load(record.run_id, after=END)).mail}
+            calls = _read_record_waits(await get_record(self._store, record.run_id))
         except RunNotFound:  # removed meanwhile
             return ()
         return [call for call in calls if call.topic not in answered]
 
     async def find_call(self, run_id: str, call_id: str) -> WaitingCall:
         """Return a call that waits for an answer. Raises `NotWaiting` if there is none."""
-        record = await self._store.get_record(run_id)
+        record = await get_record(self._store, run_id)
         for call in _read_record_waits(record):
             if call.call_id == call_id and call.kind not in ("signal", "timer", "child"):
                 _check_expiry(call, self._clock.now())
@@ -153,7 +153,7 @@ class Mailer:
 
     async def _get_record(self, run_id: str) -> RunRecord | None:
         try:
-            return await self._store.get_record(run_id)
+            return await get_record(self._store, run_id)
         except CheckpointError:
             return None
 
@@ -175,7 +175,7 @@ class Mailer:
 
     async def wake_missed_parents(self) -> None:
         """Notify the parents of children that may continue: a sender may have died between its mail and the notice."""
-        async for child in self._store.list_runs(RunFilter(statuses=frozenset({RunStatus.INTERRUPTED}))):
+        async for child in iter_runs(self._store, RunFilter(statuses=frozenset({RunStatus.INTERRUPTED}))):
             parent = await self._get_record(child.parent_run_id) if child.parent_run_id is not None else None
             if parent is not None and parent.status is RunStatus.WAITING and CHILD_TOPIC in parent.wake_on:
                 await self._wake_parents(child.run_id)

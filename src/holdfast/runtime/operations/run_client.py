@@ -23,9 +23,9 @@ from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunFilter, RunRecord, RunStatus, StoredRun
-from holdfast.checkpoint.store import NO_TRANSACTIONS, RunStore, SupportsTransactions
+from holdfast.checkpoint.store import RunStore, get_record, iter_runs
 from holdfast.core.agents.agent import AgentSource
-from holdfast.core.errors import DefinitionError, RunCancelled, RunFailed, RunParked
+from holdfast.core.errors import RunCancelled, RunFailed, RunParked
 from holdfast.core.execution.native_loop import NATIVE_LOOP, get_loop
 from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
 from holdfast.core.json_value import JsonValue
@@ -64,7 +64,7 @@ class RunClient:
 
     async def get_record(self, run_id: str) -> RunRecord:
         """Return the record of the run, without its journal."""
-        return await self._store.get_record(run_id)
+        return await get_record(self._store, run_id)
 
     async def exists(self, run_id: str) -> bool:
         """Whether the store has a run with this id."""
@@ -123,11 +123,12 @@ class RunClient:
             return info.run_id
 
     async def _submit_within(self, connection: Any, new: NewRun, info: RunInfo) -> None:
-        if not isinstance(self._store, SupportsTransactions):
-            raise DefinitionError(NO_TRANSACTIONS)
-        found = await self._store.create_within(connection, new)
-        if found is not None and not self.is_same_request(info, known := decode(found, Begin).info):
-            raise RunConflict(info.run_id, known.agent_name)
+        try:
+            await self._store.create(new, connection=connection)
+        except RunExists as exc:
+            # The other run may not be committed: it cannot be loaded.
+            if exc.begin is not None and not self.is_same_request(info, known := decode(exc.begin, Begin).info):
+                raise RunConflict(info.run_id, known.agent_name) from exc
 
     async def create(self, info: RunInfo) -> None:
         """Queue a run unless there is one with this id."""
@@ -283,7 +284,7 @@ class RunClient:
 
     async def _list_parked_children(self, run_id: str) -> list[str]:
         wanted = RunFilter(parent_run_id=run_id, statuses=frozenset({RunStatus.PARKED}))
-        return [record.run_id async for record in self._store.list_runs(wanted)]
+        return [record.run_id async for record in iter_runs(self._store, wanted)]
 
     async def _record_resolutions(self, claim: Claim, resolutions: Mapping[str, Any]) -> None:
         """Save the outcomes of the calls in doubt. Other pending calls are made when the run resumes."""

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from holdfast.checkpoint.errors import RunNotFound
-from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.store import RunStore, get_record
 from holdfast.db.tables import Cursor, Schema
 
 #: The name of the verdict that says which result was picked.
@@ -99,7 +99,7 @@ async def purge_verdicts(store: RunStore, after: str = "") -> str:
     run_ids = [run_id for (run_id,) in await store.tables().read(work)]
     for run_id in run_ids:
         try:
-            await store.get_record(run_id)
+            await get_record(store, run_id)
         except RunNotFound:
             await remove_verdicts(store, run_id)
     return run_ids[-1] if len(run_ids) == _BATCH else ""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from holdfast.checkpoint.claims import WorkerHeartbeat
-from holdfast.checkpoint.fleet import RunCount, count_runs, list_workers
+from holdfast.checkpoint.fleet import RunCount
 from holdfast.checkpoint.record import TERMINAL_STATUSES, RunFilter, RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore
 from holdfast.runtime.reading.run_views import summarize_run
@@ -89,7 +89,8 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 async def read_activity(store: RunStore, now: datetime) -> Activity:
     """Read what the runs of a store do now. Changes nothing."""
-    counts = await count_runs(store)
+    fleet = await store.read_fleet()
+    counts = fleet.counts
     running, more_running = await _read(store, RunStatus.RUNNING)
     interrupted, more_interrupted = await _read(store, RunStatus.INTERRUPTED)
     parked, more_parked = await _read(store, RunStatus.PARKED)
@@ -99,7 +100,7 @@ async def read_activity(store: RunStore, now: datetime) -> Activity:
     return Activity(
         at=now,
         counts=counts,
-        workers=[_describe_worker(each) for each in join_workers(await list_workers(store) or (), running)],
+        workers=[_describe_worker(each) for each in join_workers(fleet.workers, running)],
         stuck=[_describe(record) for record in sorted(stuck, key=lambda record: record.updated_at)],
         is_partial=more_running or more_interrupted or more_parked,
         steps={record.run_id: summarize_run(record).steps for record in alive},

@@ -221,7 +221,9 @@ class DraftBoard:
         now = self._clock.monotonic()
         if self._checked_at is None or now - self._checked_at >= REQUEST_CHECK_INTERVAL.total_seconds():
             self._checked_at = now
-            requested = frozenset(await self._store.requested_drafts(tuple(self._drafts)))
+            worker_ids = {draft.claim.worker_id for draft in self._drafts.values()}
+            pending = [await self._store.pending(worker_id) for worker_id in worker_ids]
+            requested = frozenset(run_id for each in pending for run_id in each.drafts)
             self._changed |= requested - self._requested  # a new watcher needs what is there
             self._requested = requested
 
@@ -253,11 +255,10 @@ class DraftReader:
             return None
         if self._board.shows_at_once and self.is_local(record):
             return self._board.get(record.run_id)
-        now = self._clock.monotonic()
+        now, keep_for = self._clock.monotonic(), timedelta(0)
         if self._requested_at is None or now - self._requested_at >= _RENEW_INTERVAL.total_seconds():
-            await self._store.request_drafts(record.run_id, _REQUEST_TTL)
-            self._requested_at = now
-        body = await self._store.read_draft(record.run_id)
+            keep_for, self._requested_at = _REQUEST_TTL, now
+        body = await self._store.read_draft(record.run_id, keep_for=keep_for)
         try:
             return None if body is None else decode(body, Draft)
         except RecordDecodeError:  # of a newer holdfast: the reply will be seen when it is recorded

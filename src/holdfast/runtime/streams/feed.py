@@ -8,7 +8,7 @@ from datetime import timedelta
 from holdfast.checkpoint.codec import Draft
 from holdfast.checkpoint.errors import RunNotFound, StoreClosed, StoreError
 from holdfast.checkpoint.record import RunRecord, RunStatus, StoredRun
-from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.store import RunStore, get_record
 from holdfast.clock import Clock
 from holdfast.core.run.run_events import Event, ReplyAdded, StatusChanged
 from holdfast.runtime.streams.draft_board import DraftReader, DraftView
@@ -138,7 +138,7 @@ class RunFeed:
 
     async def _start(self) -> None:
         """Find out where to begin: at the end of the journal, or where the present draft began."""
-        record = await self._store.get_record(self.run_id)
+        record = await get_record(self._store, self.run_id)
         draft = await self._drafts.read(record)
         self.position = record.next_seq - 1
         if draft is not None and draft.token == record.token:

@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.checkpoint.errors import RunNotFound, StoreClosed, StoreError
 from holdfast.checkpoint.record import TERMINAL_STATUSES, RunFilter, RunRecord, RunStatus
-from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.store import RunStore, get_record, iter_runs
 from holdfast.clock import Clock
 from holdfast.core.run.run_events import StatusChanged
 from holdfast.runtime.changes import ChangeSignal
@@ -47,7 +47,7 @@ class StatusWatch:
         found |= {run_id: record for run_id, record in later.items() if run_id not in self._newest_ids}
         for run_id in self._known.keys() - found.keys():
             try:
-                found[run_id] = await self._store.get_record(run_id)
+                found[run_id] = await get_record(self._store, run_id)
             except RunNotFound:
                 self._known.pop(run_id)
                 found.pop(run_id, None)
@@ -65,7 +65,7 @@ class StatusWatch:
     ) -> dict[str, RunRecord]:
         since = max((each for each in (created_after, self._filter.created_after) if each is not None), default=None)
         wanted = msgspec.structs.replace(self._filter, statuses=statuses, created_after=since)
-        return {record.run_id: record async for record in self._store.list_runs(wanted)}
+        return {record.run_id: record async for record in iter_runs(self._store, wanted)}
 
     def _compare(self, record: RunRecord) -> StatusChanged | None:
         self._note_newest(record)

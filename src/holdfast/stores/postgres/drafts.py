@@ -1,10 +1,9 @@
 """Drafts: single statements on unlogged tables, beside the group commit."""
 
-from collections.abc import Collection
 from datetime import timedelta
 
 from holdfast.checkpoint.claims import Claim
-from holdfast.stores.postgres.database import ReaderPool, SqlFiles, escape_text, unescape_text
+from holdfast.stores.postgres.database import ReaderPool, SqlFiles, escape_text
 
 _PUT_SQL = """
 insert into holdfast.draft (run, token, body)
@@ -27,8 +26,6 @@ values ($1, now() + make_interval(secs => $2::float8))
 on conflict (run_id) do update set until = greatest(known.until, excluded.until)
 """
 
-_REQUESTED_SQL = "select run_id from holdfast.draft_request where run_id = any ($1::text[]) and until > now()"
-
 
 class Drafts:
     """Keeps the drafts of runs."""
@@ -37,7 +34,6 @@ class Drafts:
         self._connections = connections
         self._put_sql, self._drop_sql = sql.with_schema(_PUT_SQL), sql.with_schema(_DROP_SQL)
         self._read_sql, self._request_sql = sql.with_schema(_READ_SQL), sql.with_schema(_REQUEST_SQL)
-        self._requested_sql = sql.with_schema(_REQUESTED_SQL)
 
     async def put(self, claim: Claim, draft: bytes | None) -> None:
         run_id = escape_text(claim.run_id)
@@ -50,10 +46,5 @@ class Drafts:
         rows = await self._connections.execute(self._read_sql, (escape_text(run_id),))
         return rows[0][0] if rows else None
 
-    async def request(self, run_id: str, ttl: timedelta) -> None:
-        await self._connections.execute(self._request_sql, (escape_text(run_id), ttl.total_seconds()))
-
-    async def requested(self, run_ids: Collection[str]) -> list[str]:
-        wanted = [escape_text(run_id) for run_id in run_ids]
-        rows = await self._connections.execute(self._requested_sql, (wanted,))
-        return [unescape_text(run_id) for (run_id,) in rows]
+    async def request(self, run_id: str, keep_for: timedelta) -> None:
+        await self._connections.execute(self._request_sql, (escape_text(run_id), keep_for.total_seconds()))

@@ -2,31 +2,31 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from holdfast.checkpoint.claims import Claim, WorkerHeartbeat, WorkerIdentity, backoff
+from holdfast.checkpoint.claims import Claim, WorkerIdentity, backoff
 from holdfast.checkpoint.concurrency_limits import LimitUsage
-from holdfast.checkpoint.errors import RunNotFound, StoreClosed, StoreError, StorePermissionError
-from holdfast.checkpoint.fleet import RunCount
+from holdfast.checkpoint.errors import RunExists, RunNotFound, StoreClosed, StoreError, StorePermissionError
+from holdfast.checkpoint.fleet import Fleet
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
     TERMINAL_STATUSES,
     Mail,
     NewRun,
+    Pending,
     Receipt,
     Release,
     RunFilter,
     RunPage,
-    RunRecord,
     RunStatus,
     StoredRun,
 )
-from holdfast.checkpoint.store import Durability, SchemaVersion, StoreHealth
-from holdfast.config import ConcurrencyLimit, LimitKind
+from holdfast.checkpoint.store import Durability, StoreHealth
+from holdfast.config import LimitKind
 from holdfast.db.postgres_tables import PostgresTables
 from holdfast.db.postgres_url import parse_schema
 from holdfast.db.tables import Tables
@@ -41,9 +41,6 @@ from holdfast.stores.postgres.schema import check_health, prepare_schema, read_s
 from holdfast.stores.postgres.user_transaction import queue_run
 from holdfast.stores.postgres.write_requests import AppendRequest, Command, Response, measure_entries, raise_refusal
 from holdfast.stores.postgres.writer import Writer
-
-#: Larger than any `seq`: a load after it reads the record alone.
-_PAST_EVERY_ENTRY = 2**62
 
 #: Runs claimed in one transaction, which delays the saves in it.
 _MAX_CLAIM_BATCH = 100
@@ -180,19 +177,20 @@ class PostgresStore:
         await parts.queries.deregister_workers([worker_id])
         parts.heartbeat.left([worker_id])
 
-    async def list_workers(self) -> Sequence[WorkerHeartbeat]:
-        return await self._require_open().queries.list_workers()
+    async def read_fleet(self) -> Fleet:
+        return await self._require_open().queries.read_fleet()
 
     # -- one run ------------------------------------------------------------------------------------------------
 
-    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+    async def create(self, run: NewRun, *, worker_id: str | None = None, connection: Any = None) -> Claim | None:
+        if connection is not None:
+            begin = await queue_run(connection, _make_create_command(run, None), self._sql)
+            if begin is not None:
+                raise RunExists(run.run_id, begin=begin)
+            return None
         response = await self._execute(_make_create_command(run, worker_id))
         # Without a token it was queued: a limit is reached.
         return _make_claim(run.run_id, worker_id, response) if worker_id and "token" in response else None
-
-    async def create_within(self, connection: Any, run: NewRun) -> bytes | None:
-        """Queue a run in the transaction of a connection of the user. See `SupportsTransactions`."""
-        return await queue_run(connection, _make_create_command(run, None), self._sql)
 
     async def append(self, claim: Claim, write: Append) -> None:
         parts, run_id = self._require_open(), claim.run_id
@@ -208,9 +206,6 @@ class PostgresStore:
         if stored is None:
             raise RunNotFound(run_id)
         return stored
-
-    async def get_record(self, run_id: str) -> RunRecord:
-        return (await self.load(run_id, after=_PAST_EVERY_ENTRY)).record
 
     async def release(self, claim: Claim, release: Release) -> None:
         size = measure_entries(claim.run_id, release.entries)
@@ -245,18 +240,16 @@ class PostgresStore:
 
     # -- finding and claiming -----------------------------------------------------------------------------------
 
-    async def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
-        async for record in self._require_open().queries.list_runs(filter or RunFilter()):
-            yield record
-            self._require_open()
-
     async def list_page(
-        self, filter: RunFilter | None = None, *, limit: int = 50, cursor: str | None = None
+        self,
+        filter: RunFilter | None = None,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        oldest_first: bool = False,
     ) -> RunPage:
-        return await self._require_open().queries.list_page(filter or RunFilter(), limit, cursor)
-
-    async def count_by_status(self, limit: int) -> Mapping[RunStatus, int]:
-        return await self._require_open().queries.count_by_status(limit)
+        queries = self._require_open().queries
+        return await queries.list_page(filter or RunFilter(), limit, cursor, oldest_first=oldest_first)
 
     async def claim(
         self,
@@ -297,11 +290,8 @@ class PostgresStore:
 
     # -- concurrency limits -------------------------------------------------------------------------------------
 
-    async def set_limit(self, limit: ConcurrencyLimit, *, default: bool = False) -> None:
-        await self._require_open().queries.set_limit(limit, default=default)
-
-    async def remove_limit(self, kind: LimitKind, name: str) -> bool:
-        return await self._require_open().queries.remove_limit(kind, name)
+    async def set_limit(self, kind: LimitKind, name: str, max_runs: int | None, *, default: bool = False) -> bool:
+        return await self._require_open().queries.set_limit(kind, name, max_runs, default=default)
 
     async def list_limits(self) -> Sequence[LimitUsage]:
         return await self._require_open().queries.list_limits()
@@ -312,19 +302,13 @@ class PostgresStore:
         about = {"mail_id": escape_text(mail.mail_id), "topic": escape_text(mail.topic), "body": mail.body}
         return make_receipt(mail, await self._execute(Command("post", run_id, about)))
 
-    async def read_mail(self, run_id: str) -> Sequence[Mail]:
-        return (await self.load(run_id, after=_PAST_EVERY_ENTRY)).mail
-
-    async def pending_mail(self, worker_id: str) -> Sequence[str]:
-        return tuple(await self._require_open().queries.pending_mail(worker_id))
-
     # -- signals between processes ------------------------------------------------------------------------------
 
     async def request_cancel(self, run_id: str) -> None:
         await self._execute(Command("cancel", run_id, {}))
 
-    async def pending_cancellations(self, worker_id: str) -> Sequence[str]:
-        return tuple(await self._require_open().queries.pending_cancellations(worker_id))
+    async def pending(self, worker_id: str) -> Pending:
+        return await self._require_open().queries.pending(worker_id)
 
     async def wait_for_change(self, timeout: timedelta) -> bool:
         return await self._require_open().notifier.wait_for_change(timeout)
@@ -339,14 +323,11 @@ class PostgresStore:
     async def put_draft(self, claim: Claim, draft: bytes | None) -> None:
         await self._require_open().drafts.put(claim, draft)
 
-    async def read_draft(self, run_id: str) -> bytes | None:
-        return await self._require_open().drafts.read(run_id)
-
-    async def request_drafts(self, run_id: str, ttl: timedelta) -> None:
-        await self._require_open().drafts.request(run_id, ttl)
-
-    async def requested_drafts(self, run_ids: Collection[str]) -> Collection[str]:
-        return await self._require_open().drafts.requested(run_ids)
+    async def read_draft(self, run_id: str, *, keep_for: timedelta = timedelta(0)) -> bytes | None:
+        drafts = self._require_open().drafts
+        if keep_for:
+            await drafts.request(run_id, keep_for)
+        return await drafts.read(run_id)
 
     async def purge(self, *, limit: int = 100) -> int:
         response = await self._execute(Command("purge", None, {"limit": limit}))
@@ -354,13 +335,9 @@ class PostgresStore:
         purged: int = response["purged"]
         return purged
 
-    async def read_schema_version(self) -> SchemaVersion:
-        return await read_schema_version(self._database)
-
-    async def count_runs(self) -> Sequence[RunCount]:
-        return await self._require_open().queries.count_runs()
-
-    async def check_health(self) -> StoreHealth:
+    async def check_health(self, *, quick: bool = False) -> StoreHealth:
+        if quick:
+            return await read_schema_version(self._database)
         self._require_open()
         return await check_health(self._database)
 

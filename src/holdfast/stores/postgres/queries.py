@@ -1,8 +1,7 @@
 """Statements beside the group commit: reads, pages, counts."""
 
 import re
-from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,16 +10,13 @@ import msgspec
 from holdfast.checkpoint.claims import WorkerHeartbeat, WorkerIdentity, is_process_alive, this_process
 from holdfast.checkpoint.concurrency_limits import LimitUsage, make_limit
 from holdfast.checkpoint.errors import InvalidCursor
-from holdfast.checkpoint.fleet import CountedRow, RunCount, merge_rows
-from holdfast.checkpoint.record import CLAIMABLE_STATUSES, RunFilter, RunPage, RunRecord, RunStatus, StoredRun
-from holdfast.config import ConcurrencyLimit, LimitKind
+from holdfast.checkpoint.fleet import CountedRow, Fleet, merge_rows
+from holdfast.checkpoint.record import CLAIMABLE_STATUSES, Pending, RunFilter, RunPage, RunRecord, RunStatus, StoredRun
+from holdfast.config import LimitKind
 from holdfast.db.postgres_connection import Rows
 from holdfast.stores.postgres.database import ReaderPool, SqlFiles, escape_text, unescape_text
 from holdfast.stores.postgres.heartbeat import DEREGISTER_SQL, REGISTER_SQL, register_params
 from holdfast.stores.postgres.records import RecordDecoder, decode_run, make_process_identity
-
-#: Records that a stream reads at a time.
-PAGE_SIZE = 500
 
 #: Where a page continues: the creation time and the key of a run.
 _Position = tuple[datetime, int]
@@ -28,8 +24,8 @@ _Position = tuple[datetime, int]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _CURSOR = re.compile(r"([0-9]{1,17})-([0-9]{1,18})", re.ASCII)
-#: Before every run.
-_START = (datetime.max.replace(tzinfo=UTC), 2**62)
+#: Beyond every run.
+_NEWEST, _OLDEST = (datetime.max.replace(tzinfo=UTC), 2**62), (_EPOCH, 0)
 
 
 class Listing:
@@ -39,20 +35,12 @@ class Listing:
         self._readers, self._host = readers, host
         self._sql = sql.with_schema("select * from holdfast.list_runs($1::jsonb, $2::text, $3::text[])")
 
-    async def stream(self, filter: RunFilter, dead: Sequence[str]) -> AsyncIterator[RunRecord]:
-        """Yield the records that fit, oldest first."""
-        position: _Position | None = None
-        while True:
-            records, position = await self._read(filter, dead, PAGE_SIZE, position, newest_first=False)
-            for record in records:
-                yield record
-            if position is None:
-                return
-
-    async def read_page(self, filter: RunFilter, dead: Sequence[str], limit: int, cursor: str | None) -> RunPage:
-        """Return a page, newest first. Raises `InvalidCursor`."""
+    async def read_page(
+        self, filter: RunFilter, dead: Sequence[str], limit: int, cursor: str | None, *, oldest_first: bool
+    ) -> RunPage:
+        """Return a page. Raises `InvalidCursor`."""
         position = None if cursor is None else _parse_cursor(cursor)
-        records, position = await self._read(filter, dead, max(limit, 0), position, newest_first=True)
+        records, position = await self._read(filter, dead, max(limit, 0), position, newest_first=not oldest_first)
         return RunPage(records=records, cursor=None if position is None else _format_cursor(position))
 
     async def _read(
@@ -68,7 +56,7 @@ class Listing:
         records = tuple(decoder.decode(encoded) for encoded, _, _ in rows[:limit])
         if len(rows) <= limit:
             return records, None
-        return records, rows[limit - 1][1:] if limit else position or _START
+        return records, rows[limit - 1][1:] if limit else position or (_NEWEST if newest_first else _OLDEST)
 
 
 def _encode_filter(filter: RunFilter) -> dict[str, Any]:
@@ -124,6 +112,37 @@ from (
 """
 
 
+_PENDING = """
+(select 'mail', run_id from holdfast.run where owner = $1 and has_mail and status = 'running' order by id)
+union all
+select 'cancel', run_id from holdfast.run where owner = $1 and cancel_requested and status = 'running'
+union all
+select 'draft', r.run_id from holdfast.draft_request d join holdfast.run r on r.run_id = d.run_id
+where d.until > now() and r.owner = $1 and r.status = 'running'
+"""
+
+#: All parts of a statement see what was there before it.
+_SET_LIMIT = """
+with changed as (
+    insert into holdfast.run_limit as l (kind, name, max_runs, is_default)
+    values ($1, $2, $4::integer, $3::boolean)
+    on conflict (kind, name) do update set max_runs = excluded.max_runs, is_default = excluded.is_default
+    where l.is_default or not excluded.is_default
+    returning 1
+)
+select exists (select from holdfast.run_limit where kind = $1 and name = $2), pg_notify('holdfast', '')
+from (select count(*) from changed) as done
+"""
+
+_REMOVE_LIMIT = """
+with removed as (
+    delete from holdfast.run_limit where kind = $1 and name = $2 and (is_default or not $3::boolean) returning 1
+)
+select exists (select from holdfast.run_limit where kind = $1 and name = $2), pg_notify('holdfast', '')
+from (select count(*) from removed) as done
+"""
+
+
 class Queries:
     """Runs each query as one statement, which is a transaction of its own."""
 
@@ -157,7 +176,16 @@ class Queries:
             if is_process_alive(make_process_identity(host, pid, started)) is False
         ]
 
-    async def list_workers(self) -> list[WorkerHeartbeat]:
+    async def read_fleet(self) -> Fleet:
+        counts = await self._execute(_COUNT_RUNS, self.host, await self.dead_local_workers())
+        return Fleet(
+            workers=await self._list_workers(),
+            counts=merge_rows(
+                CountedRow(unescape_text(agent), RunStatus(status), *more) for agent, status, *more in counts
+            ),
+        )
+
+    async def _list_workers(self) -> list[WorkerHeartbeat]:
         """Return all registered workers, ordered by id."""
         rows = await self._execute(
             "select w.worker_id, w.host, w.pid, w.started, w.alive_until - w.dead_after, holdfast.heard_from(w)"
@@ -172,24 +200,6 @@ class Queries:
             found.append(WorkerHeartbeat(worker=worker, alive=heard_from if known is None else known, last_at=last_at))
         return found
 
-    async def count_by_status(self, limit: int) -> dict[RunStatus, int]:
-        """Count the runs of each status, up to `limit` of each."""
-        rows = await self._execute(
-            "select s.status, (select count(*) from (select from holdfast.run r where r.status = s.status limit $1) r)"
-            " from unnest($2::text[]) as s (status)"
-            " union all"
-            " select case when holdfast.alive(r.owner, $3, $4::text[]) then 'running' else 'interrupted' end, r.runs"
-            " from (select owner, count(*) as runs from holdfast.run where status = 'running' group by owner) r",
-            limit,
-            [status.value for status in RunStatus if status not in (RunStatus.RUNNING, RunStatus.REMOVED)],
-            self.host,
-            await self.dead_local_workers(),
-        )
-        counts = Counter[RunStatus]()
-        for status, count in rows:
-            counts[RunStatus(status)] += count
-        return {status: min(count, limit) for status, count in counts.items()}
-
     async def load(self, run_id: str, after: int) -> StoredRun | None:
         return decode_run(await self._readers.execute(self._load_sql, (escape_text(run_id), after)), after)
 
@@ -202,18 +212,9 @@ class Queries:
         )
         return rows[0][0] if rows else None
 
-    async def list_runs(self, filter: RunFilter) -> AsyncIterator[RunRecord]:
+    async def list_page(self, filter: RunFilter, limit: int, cursor: str | None, *, oldest_first: bool) -> RunPage:
         dead = await self.dead_local_workers() if filter.interrupted else []
-        async for record in self._listing.stream(filter, dead):
-            yield record
-
-    async def list_page(self, filter: RunFilter, limit: int, cursor: str | None) -> RunPage:
-        dead = await self.dead_local_workers() if filter.interrupted else []
-        return await self._listing.read_page(filter, dead, limit, cursor)
-
-    async def count_runs(self) -> list[RunCount]:
-        rows = await self._execute(_COUNT_RUNS, self.host, await self.dead_local_workers())
-        return merge_rows(CountedRow(unescape_text(agent), RunStatus(status), *more) for agent, status, *more in rows)
+        return await self._listing.read_page(filter, dead, limit, cursor, oldest_first=oldest_first)
 
     async def find_candidates(
         self, agents: Sequence[str], limit: int, dead: Sequence[str], *, exclude: Sequence[int]
@@ -223,27 +224,11 @@ class Queries:
         params = (names, list(exclude), limit + SPARE_CANDIDATES, limit, self.host, list(dead), CANDIDATE_WINDOW)
         return [run for (run,) in await self._readers.execute(self._next_runs_sql, params)]
 
-    async def set_limit(self, limit: ConcurrencyLimit, *, default: bool) -> None:
-        await self._execute(
-            "with changed as (insert into holdfast.run_limit as l (kind, name, max_runs, is_default)"
-            " values ($1, $2, $3::integer, $4::boolean) on conflict (kind, name) do update"
-            " set max_runs = excluded.max_runs, is_default = excluded.is_default"
-            " where l.is_default or not excluded.is_default returning 1)"
-            " select pg_notify('holdfast', '') from (select count(*) from changed) as done",
-            limit.kind,
-            escape_text(limit.name),
-            limit.max_runs,
-            default,
-        )
-
-    async def remove_limit(self, kind: LimitKind, name: str) -> bool:
-        rows = await self._execute(
-            "with removed as (delete from holdfast.run_limit where kind = $1 and name = $2 returning 1)"
-            " select count(*), pg_notify('holdfast', '') from removed",
-            kind,
-            escape_text(name),
-        )
-        return bool(rows[0][0])
+    async def set_limit(self, kind: LimitKind, name: str, max_runs: int | None, *, default: bool) -> bool:
+        statement = _REMOVE_LIMIT if max_runs is None else _SET_LIMIT
+        params = [kind, escape_text(name), default, *([] if max_runs is None else [max_runs])]
+        [(existed, _)] = await self._execute(statement, *params)
+        return bool(existed)
 
     async def list_limits(self) -> list[LimitUsage]:
         rows = await self._execute(
@@ -257,19 +242,13 @@ class Queries:
             for kind, name, max_runs, used, is_default in rows
         ]
 
-    async def pending_cancellations(self, worker_id: str) -> list[str]:
-        rows = await self._execute(
-            "select run_id from holdfast.run where owner = $1 and cancel_requested and status = 'running'",
-            escape_text(worker_id),
-        )
-        return [unescape_text(run_id) for (run_id,) in rows]
-
-    async def pending_mail(self, worker_id: str) -> list[str]:
-        rows = await self._execute(
-            "select run_id from holdfast.run where owner = $1 and has_mail and status = 'running' order by id",
-            escape_text(worker_id),
-        )
-        return [unescape_text(run_id) for (run_id,) in rows]
+    async def pending(self, worker_id: str) -> Pending:
+        rows = await self._execute(_PENDING, escape_text(worker_id))
+        mail, cancels, drafts = [
+            tuple(unescape_text(run_id) for found, run_id in rows if found == kind)
+            for kind in ("mail", "cancel", "draft")
+        ]
+        return Pending(mail=mail, cancels=cancels, drafts=drafts)
 
     async def _execute(self, statement: str, *params: object) -> Rows:
         return await self._readers.execute(self._sql.with_schema(statement), params)

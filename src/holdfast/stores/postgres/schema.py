@@ -6,7 +6,7 @@ from functools import partial
 from psycopg.errors import InsufficientPrivilege
 
 from holdfast.checkpoint.errors import SchemaTooNew, SchemaTooOld, StoreError
-from holdfast.checkpoint.store import SchemaVersion, StoreHealth
+from holdfast.checkpoint.store import StoreHealth
 from holdfast.db.postgres_connection import PgConnection, Rows
 from holdfast.stores.postgres.database import Database, SqlFiles
 
@@ -94,7 +94,7 @@ async def prepare_schema(database: Database) -> None:
     await database.run(partial(_try_prepare, database))
 
 
-async def read_schema_version(database: Database) -> SchemaVersion:
+async def read_schema_version(database: Database) -> StoreHealth:
     """Read the version of the schema. Changes nothing.
 
     Raises:
@@ -139,13 +139,13 @@ async def _try_prepare(database: Database, deadline: float) -> None:
         connection.close()
 
 
-async def _try_read_version(database: Database, deadline: float) -> SchemaVersion:
+async def _try_read_version(database: Database, deadline: float) -> StoreHealth:
     connection = await database.connect(deadline=deadline)
     try:
         found = await _read_version(_Session(connection, database.sql, deadline), database)
     finally:
         connection.close()
-    return SchemaVersion(found=found, known=len(database.sql.migrations))
+    return StoreHealth(version=found, known_version=len(database.sql.migrations))
 
 
 def _describe(database: Database) -> str:

@@ -13,21 +13,22 @@ from holdfast.checkpoint.concurrency_limits import (
 )
 from holdfast.checkpoint.errors import LimitReached, RunBusy, RunNotClaimable, RunNotFound
 from holdfast.checkpoint.record import RunStatus
-from holdfast.config import ConcurrencyLimit, LimitKind
+from holdfast.config import LimitKind
 from holdfast.stores.sqlite.candidates import Candidate, CandidateScan, Lane, ScanCursor
 from holdfast.stores.sqlite.database import statement
 from holdfast.stores.sqlite.liveness import Liveness
 from holdfast.stores.sqlite.transaction import Execute, Transaction, find_run, to_micros
 
 
-def set_limit(limit: ConcurrencyLimit, default: bool, transaction: Transaction) -> None:
-    transaction.execute(statement("set_limit"), (limit.kind, limit.name, limit.max_runs, default))
+def set_limit(kind: LimitKind, name: str, max_runs: int | None, default: bool, transaction: Transaction) -> bool:
+    """Set or remove a limit. Returns whether there was one."""
+    existed = transaction.fetch_one(statement("find_limit"), (kind, name)) is not None
+    if max_runs is None:
+        transaction.execute(statement("remove_limit"), (kind, name, default))
+    else:
+        transaction.execute(statement("set_limit"), (kind, name, max_runs, default))
     transaction.notify = True
-
-
-def remove_limit(kind: LimitKind, name: str, transaction: Transaction) -> bool:
-    transaction.notify = True
-    return transaction.fetch_one(statement("remove_limit"), (kind, name)) is not None
+    return existed
 
 
 def list_usage(liveness: Liveness, execute: Execute) -> tuple[LimitUsage, ...]:

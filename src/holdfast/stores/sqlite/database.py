@@ -11,7 +11,7 @@ from os import PathLike
 import apsw
 
 from holdfast.checkpoint.errors import SchemaTooNew, StoreError, StoreFull, StorePermissionError, StoreUnavailable
-from holdfast.checkpoint.store import Durability, SchemaVersion
+from holdfast.checkpoint.store import Durability, StoreHealth
 from holdfast.db.sqlite_file import APPLICATION_ID, ErrorTypes, SqliteFile, set_synchronous, transaction
 
 #: Journals of runs that execute at the same time share pages, so one load caches pages of the next.
@@ -73,7 +73,7 @@ class Database(SqliteFile):
         finally:
             connection.close()
 
-    def read_version(self) -> SchemaVersion:
+    def read_version(self) -> StoreHealth:
         """Read the version of the schema; zero if there is no file. Changes nothing.
 
         Raises:
@@ -82,11 +82,11 @@ class Database(SqliteFile):
         """
         known = len(load_migrations())
         if not self.path.exists():
-            return SchemaVersion(found=0, known=known)
+            return StoreHealth(version=0, known_version=known)
         connection = self.connect()
         try:
             with self.mapped_errors(connection):
-                return SchemaVersion(found=self._check_version(connection, known), known=known)
+                return StoreHealth(version=self._check_version(connection, known), known_version=known)
         finally:
             connection.close()
 

@@ -1,13 +1,12 @@
 """Drafts: written on a thread of their own, by a connection that does not sync."""
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 
 import apsw
-import msgspec
 
 from holdfast.checkpoint.claims import Claim
 from holdfast.clock import Clock
@@ -31,9 +30,9 @@ class DraftWriter:
         else:
             await self._write(partial(_put_draft, claim, draft))
 
-    async def request(self, run_id: str, ttl: timedelta) -> None:
+    async def request(self, run_id: str, keep_for: timedelta) -> None:
         now = self._clock.now()
-        await self._write(partial(_request_drafts, run_id, to_micros(now), to_micros(now + ttl)))
+        await self._write(partial(_request_drafts, run_id, to_micros(now), to_micros(now + keep_for)))
 
     async def stop(self) -> None:
         """Finish the write under way and close the connection."""
@@ -83,9 +82,3 @@ def read_draft(run_id: str, execute: Execute) -> bytes | None:
     """Return the draft of the newest claim."""
     body: bytes | None = execute(statement("read_draft"), (run_id,)).get
     return body
-
-
-def find_requested(run_ids: Collection[str], now: int, execute: Execute) -> list[str]:
-    """Return those of the runs whose drafts are requested."""
-    wanted = msgspec.json.encode(list(run_ids)).decode()
-    return [run_id for (run_id,) in execute(statement("requested_drafts"), (now, wanted)).fetchall()]

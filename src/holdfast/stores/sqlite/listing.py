@@ -201,20 +201,6 @@ def _build_query(
     return query.replace("{direction}", direction)
 
 
-def count_by_status(limit: int, liveness: Liveness, execute: Execute) -> dict[RunStatus, int]:
-    """Count the runs of each status, up to `limit` of each."""
-    counts: dict[RunStatus, int] = {
-        status: execute(statement("count_status"), (status.value, limit)).get
-        for status in _STATUSES
-        if status is not RunStatus.RUNNING
-    }
-    alive = liveness.alive_workers(execute)
-    owned = execute(statement("count_by_owner")).fetchall()
-    counts[RunStatus.RUNNING] = sum(count for owner, count in owned if owner in alive)
-    counts[RunStatus.INTERRUPTED] += sum(count for owner, count in owned if owner not in alive)
-    return {status: min(count, limit) for status, count in counts.items()}
-
-
 def make_record(row: Sequence[Any], owner_alive: bool) -> RunRecord:
     """Make a record from a row of the columns `{record_columns}`."""
     status = RunStatus(row[5])

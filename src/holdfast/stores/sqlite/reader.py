@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import threading
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from operator import itemgetter
@@ -13,21 +13,19 @@ from typing import Any, TypeVar
 
 import apsw
 
-from holdfast.checkpoint.claims import WorkerHeartbeat
 from holdfast.checkpoint.concurrency_limits import LimitUsage
 from holdfast.checkpoint.errors import RunDamaged, RunNotFound, StoreClosed
-from holdfast.checkpoint.fleet import RunCount, merge_rows
+from holdfast.checkpoint.fleet import Fleet, merge_rows
 from holdfast.checkpoint.journal import Entry, unpack_segments
-from holdfast.checkpoint.record import Mail, RunFilter, RunPage, RunRecord, RunStatus, StoredRun
+from holdfast.checkpoint.record import Pending, RunFilter, RunPage, RunStatus, StoredRun
 from holdfast.checkpoint.store import StoreHealth
 from holdfast.stores.sqlite.claiming import list_usage
 from holdfast.stores.sqlite.database import Database, load_migrations, statement
-from holdfast.stores.sqlite.drafts import find_requested, read_draft
+from holdfast.stores.sqlite.drafts import read_draft
 from holdfast.stores.sqlite.listing import (
     NEWEST,
     OLDEST,
-    Position,
-    count_by_status,
+    Direction,
     make_record,
     parse_cursor,
     read_counts,
@@ -42,10 +40,6 @@ T = TypeVar("T")
 
 #: Seconds without an answer after which the second thread helps. Most reads take a tenth of it.
 _STALL_TIMEOUT_S = 0.005
-
-#: Records in one page of a listing. No transaction is open between two pages, so a slow listing does not keep the WAL
-#: from starting over.
-_PAGE_SIZE = 500
 
 #: A damaged file may have any number of problems.
 _MAX_PROBLEMS = 5
@@ -181,34 +175,17 @@ class Reader:
     async def load(self, run_id: str, after: int) -> StoredRun:
         return await self._threads.submit(partial(self._load, run_id, after))
 
-    async def pending_cancellations(self, worker_id: str) -> tuple[str, ...]:
-        return await self._threads.submit(partial(_find_run_ids, "pending_cancellations", worker_id))
+    async def pending(self, worker_id: str, now: datetime) -> Pending:
+        return await self._threads.submit(partial(_read_pending, worker_id, to_micros(now)))
 
-    async def list_runs(self, filter: RunFilter) -> AsyncIterator[RunRecord]:
-        position: Position | None = OLDEST
-        while position is not None:
-            work = partial(read_page, filter, position, "ASC", _PAGE_SIZE, self._liveness)
-            records, position = await self._threads.submit(work)
-            for record in records:
-                yield record
-
-    async def list_page(self, filter: RunFilter, limit: int, cursor: str | None) -> RunPage:
-        start = NEWEST if cursor is None else parse_cursor(cursor)
-        work = partial(read_page, filter, start, "DESC", max(limit, 0), self._liveness)
+    async def list_page(self, filter: RunFilter, limit: int, cursor: str | None, *, oldest_first: bool) -> RunPage:
+        start = OLDEST if oldest_first else NEWEST
+        if cursor is not None:
+            start = parse_cursor(cursor)
+        direction: Direction = "ASC" if oldest_first else "DESC"
+        work = partial(read_page, filter, start, direction, max(limit, 0), self._liveness)
         records, position = await self._threads.submit(work)
         return RunPage(records=tuple(records), cursor=None if position is None else position.to_cursor())
-
-    async def count_by_status(self, limit: int) -> dict[RunStatus, int]:
-        return await self._threads.submit(partial(count_by_status, limit, self._liveness))
-
-    async def list_workers(self) -> list[WorkerHeartbeat]:
-        return await self._threads.submit(self._liveness.list_heartbeats)
-
-    async def read_mail(self, run_id: str) -> tuple[Mail, ...]:
-        return await self._threads.submit(partial(_read_mail, run_id))
-
-    async def pending_mail(self, worker_id: str) -> tuple[str, ...]:
-        return await self._threads.submit(partial(_find_run_ids, "pending_mail", worker_id))
 
     async def list_limits(self) -> tuple[LimitUsage, ...]:
         return await self._threads.submit(partial(list_usage, self._liveness))
@@ -216,11 +193,8 @@ class Reader:
     async def read_draft(self, run_id: str) -> bytes | None:
         return await self._threads.submit(partial(read_draft, run_id))
 
-    async def requested_drafts(self, run_ids: Collection[str], now: datetime) -> list[str]:
-        return await self._threads.submit(partial(find_requested, run_ids, to_micros(now)))
-
-    async def count_runs(self, now: datetime) -> list[RunCount]:
-        return merge_rows(await self._threads.submit(partial(read_counts, to_micros(now), self._liveness)))
+    async def read_fleet(self, now: datetime) -> Fleet:
+        return await self._threads.submit(partial(self._read_fleet, to_micros(now)))
 
     async def check_health(self) -> StoreHealth:
         return await self._threads.submit(partial(_check_health, self._database))
@@ -234,6 +208,10 @@ class Reader:
         await self._threads.stop()
 
     # -- in a thread --------------------------------------------------------------------------------------------------
+
+    def _read_fleet(self, now: int, execute: Execute) -> Fleet:
+        workers = self._liveness.list_heartbeats(execute)
+        return Fleet(workers=workers, counts=merge_rows(read_counts(now, self._liveness, execute)))
 
     def _load(self, run_id: str, after: int, execute: Execute) -> StoredRun:
         row = execute(statement("load_record"), (run_id,)).get
@@ -283,15 +261,15 @@ def _read_journal(execute: Execute, run_key: int, run_id: str, last_segment: int
     return tuple(entries[seqs.start - entries[0].seq :])
 
 
-def _find_run_ids(name: str, worker_id: str, execute: Execute) -> tuple[str, ...]:
-    return tuple(run_id for (run_id,) in execute(statement(name), (worker_id,)).fetchall())
+def _read_pending(worker_id: str, now: int, execute: Execute) -> Pending:
+    def find(name: str, *values: object) -> tuple[str, ...]:
+        return tuple(run_id for (run_id,) in execute(statement(name), values).fetchall())
 
-
-def _read_mail(run_id: str, execute: Execute) -> tuple[Mail, ...]:
-    run_key = execute(statement("run_key"), (run_id,)).get
-    if run_key is None:
-        raise RunNotFound(run_id)
-    return read_unread_mail(run_key, execute)
+    return Pending(
+        mail=find("pending_mail", worker_id),
+        cancels=find("pending_cancels", worker_id),
+        drafts=find("pending_drafts", worker_id, now),
+    )
 
 
 def _check_health(database: Database, execute: Execute) -> StoreHealth:

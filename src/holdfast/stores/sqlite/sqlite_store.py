@@ -1,31 +1,33 @@
 """The SQLite store: all runs in one file."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from datetime import timedelta
 from os import PathLike
+from typing import Any
 
-from holdfast.checkpoint.claims import Claim, WorkerHeartbeat, WorkerIdentity
+from holdfast.checkpoint.claims import Claim, WorkerIdentity
 from holdfast.checkpoint.concurrency_limits import LimitUsage
 from holdfast.checkpoint.errors import StoreClosed
-from holdfast.checkpoint.fleet import RunCount
+from holdfast.checkpoint.fleet import Fleet
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
     Mail,
     NewRun,
+    Pending,
     Receipt,
     Release,
     RunFilter,
     RunPage,
-    RunRecord,
     RunStatus,
     StoredRun,
 )
-from holdfast.checkpoint.store import Durability, SchemaVersion, StoreHealth
+from holdfast.checkpoint.store import NO_TRANSACTIONS, Durability, StoreHealth
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.concurrency import run_in_background
-from holdfast.config import ConcurrencyLimit, LimitKind
+from holdfast.config import LimitKind
+from holdfast.core.errors import DefinitionError
 from holdfast.db.sqlite_tables import SqliteTables
 from holdfast.db.tables import Tables
 from holdfast.stores.sqlite import claiming, heartbeat, runs
@@ -37,9 +39,6 @@ from holdfast.stores.sqlite.liveness import Liveness
 from holdfast.stores.sqlite.reader import Reader
 from holdfast.stores.sqlite.runs import post
 from holdfast.stores.sqlite.writer import Writer
-
-#: Larger than any `seq`: a load after it reads the record alone.
-_PAST_EVERY_ENTRY = 2**62
 
 
 class SqliteStore:
@@ -144,28 +143,26 @@ class SqliteStore:
         await self._writer.submit(None, heartbeat.deregister_worker, worker_id)
         self._heartbeat.left(worker_id)
 
-    async def list_workers(self) -> Sequence[WorkerHeartbeat]:
+    async def read_fleet(self) -> Fleet:
         self._check_open()
-        return await self._reader.list_workers()
+        return await self._reader.read_fleet(self._clock.now())
 
     # -- one run ------------------------------------------------------------------------------------------------------
 
-    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+    async def create(self, run: NewRun, *, worker_id: str | None = None, connection: Any = None) -> Claim | None:
         self._check_open()
+        if connection is not None:
+            raise DefinitionError(NO_TRANSACTIONS)
         return await self._writer.submit(run.run_id, runs.create, run, worker_id, self._liveness)
 
-    async def append(self, claim: Claim, write: Append) -> None:
+    def append(self, claim: Claim, write: Append) -> Awaitable[None]:
         self._check_open()
         work = runs.append_and_consume if write.consumed else runs.append
-        await self._writer.submit(claim.run_id, work, claim, write)
+        return self._writer.submit(claim.run_id, work, claim, write)
 
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
         self._check_open()
         return await self._reader.load(run_id, after)
-
-    async def get_record(self, run_id: str) -> RunRecord:
-        self._check_open()
-        return (await self._reader.load(run_id, _PAST_EVERY_ENTRY)).record
 
     async def release(self, claim: Claim, release: Release) -> None:
         self._check_open()
@@ -177,20 +174,16 @@ class SqliteStore:
 
     # -- finding and claiming -----------------------------------------------------------------------------------------
 
-    async def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
-        self._check_open()
-        async for record in self._reader.list_runs(filter or RunFilter()):
-            yield record
-
     async def list_page(
-        self, filter: RunFilter | None = None, *, limit: int = 50, cursor: str | None = None
+        self,
+        filter: RunFilter | None = None,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        oldest_first: bool = False,
     ) -> RunPage:
         self._check_open()
-        return await self._reader.list_page(filter or RunFilter(), limit, cursor)
-
-    async def count_by_status(self, limit: int) -> Mapping[RunStatus, int]:
-        self._check_open()
-        return await self._reader.count_by_status(limit)
+        return await self._reader.list_page(filter or RunFilter(), limit, cursor, oldest_first=oldest_first)
 
     async def claim(
         self,
@@ -219,13 +212,9 @@ class SqliteStore:
 
     # -- concurrency limits -------------------------------------------------------------------------------------------
 
-    async def set_limit(self, limit: ConcurrencyLimit, *, default: bool = False) -> None:
+    async def set_limit(self, kind: LimitKind, name: str, max_runs: int | None, *, default: bool = False) -> bool:
         self._check_open()
-        await self._writer.submit(None, claiming.set_limit, limit, default)
-
-    async def remove_limit(self, kind: LimitKind, name: str) -> bool:
-        self._check_open()
-        return await self._writer.submit(None, claiming.remove_limit, kind, name)
+        return await self._writer.submit(None, claiming.set_limit, kind, name, max_runs, default)
 
     async def list_limits(self) -> Sequence[LimitUsage]:
         self._check_open()
@@ -237,23 +226,15 @@ class SqliteStore:
         self._check_open()
         return await self._writer.submit(run_id, post, run_id, mail)
 
-    async def read_mail(self, run_id: str) -> Sequence[Mail]:
-        self._check_open()
-        return await self._reader.read_mail(run_id)
-
-    async def pending_mail(self, worker_id: str) -> Sequence[str]:
-        self._check_open()
-        return await self._reader.pending_mail(worker_id)
-
     # -- changes by other processes ------------------------------------------------------------------------------------
 
     async def request_cancel(self, run_id: str) -> None:
         self._check_open()
         await self._writer.submit(run_id, runs.request_cancel, run_id)
 
-    async def pending_cancellations(self, worker_id: str) -> Sequence[str]:
+    async def pending(self, worker_id: str) -> Pending:
         self._check_open()
-        return await self._reader.pending_cancellations(worker_id)
+        return await self._reader.pending(worker_id, self._clock.now())
 
     async def wait_for_change(self, timeout: timedelta) -> bool:
         self._check_open()
@@ -266,29 +247,18 @@ class SqliteStore:
         self._check_open()
         await self._drafts.put(claim, draft)
 
-    async def read_draft(self, run_id: str) -> bytes | None:
+    async def read_draft(self, run_id: str, *, keep_for: timedelta = timedelta(0)) -> bytes | None:
         self._check_open()
+        if keep_for:
+            await self._drafts.request(run_id, keep_for)
         return await self._reader.read_draft(run_id)
-
-    async def request_drafts(self, run_id: str, ttl: timedelta) -> None:
-        self._check_open()
-        await self._drafts.request(run_id, ttl)
-
-    async def requested_drafts(self, run_ids: Collection[str]) -> Collection[str]:
-        self._check_open()
-        return await self._reader.requested_drafts(run_ids, self._clock.now())
 
     async def purge(self, *, limit: int = 100) -> int:
         self._check_open()
         return await self._writer.submit(None, runs.purge, limit)
 
-    async def read_schema_version(self) -> SchemaVersion:
-        return await asyncio.to_thread(self._database.read_version)
-
-    async def count_runs(self) -> Sequence[RunCount]:
-        self._check_open()
-        return await self._reader.count_runs(self._clock.now())
-
-    async def check_health(self) -> StoreHealth:
+    async def check_health(self, *, quick: bool = False) -> StoreHealth:
+        if quick:
+            return await asyncio.to_thread(self._database.read_version)
         self._check_open()
         return await self._reader.check_health()

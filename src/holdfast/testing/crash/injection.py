@@ -5,8 +5,9 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Collection, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.codec import RecordedResult, decode
@@ -79,11 +80,13 @@ class CrashingStore(StoreWrapper):
         super().__init__(inner)
         self._injector, self._event_log, self._other_loops = injector, event_log, other_loops
 
-    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
+    async def create(self, run: NewRun, *, worker_id: str | None = None, connection: Any = None) -> Claim | None:
         event = WriteAcknowledgedEvent(
             run_id=run.run_id, entries=run.entries, rewrite=True, parent_run_id=run.parent_run_id
         )
-        return await self._write_with_crash_points(self._store.create(run, worker_id=worker_id), event, ["creation"])
+        return await self._write_with_crash_points(
+            partial(self._store.create, run, worker_id=worker_id, connection=connection), event, ["creation"]
+        )
 
     async def append(self, claim: Claim, write: Append) -> None:
         if not write.entries and not write.consumed:
@@ -93,17 +96,19 @@ class CrashingStore(StoreWrapper):
         marks, step = _list_marks(write.entries, decode(write.progress, Progress))
         event = WriteAcknowledgedEvent(run_id=claim.run_id, entries=write.entries, rewrite=write.rewrite)
         marks = marks or [f"mail consumed in {step}"]
-        await self._write_with_crash_points(self._store.append(claim, write), event, marks, fallback_mark=step)
+        await self._write_with_crash_points(partial(self._store.append, claim, write), event, marks, fallback_mark=step)
 
     async def release(self, claim: Claim, release: Release) -> None:
         await self._record_closing(claim.run_id)
         event = WriteAcknowledgedEvent(run_id=claim.run_id, entries=release.entries)
-        await self._write_with_crash_points(self._store.release(claim, release), event, [f"end ({release.status})"])
+        await self._write_with_crash_points(
+            partial(self._store.release, claim, release), event, [f"end ({release.status})"]
+        )
 
     async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
         await self._record_closing(run_id)
         event = WriteAcknowledgedEvent(run_id=run_id, removed=True)
-        await self._write_with_crash_points(self._store.remove(run_id, claim=claim), event, ["removal"])
+        await self._write_with_crash_points(partial(self._store.remove, run_id, claim=claim), event, ["removal"])
 
     async def claim(
         self,
@@ -127,7 +132,9 @@ class CrashingStore(StoreWrapper):
     async def post(self, run_id: str, mail: Mail) -> Receipt:
         event = WriteAcknowledgedEvent(run_id=run_id)
         # Named by its topic: the id may differ from attempt to attempt.
-        return await self._write_with_crash_points(self._store.post(run_id, mail), event, [f"mail ({mail.topic})"])
+        return await self._write_with_crash_points(
+            partial(self._store.post, run_id, mail), event, [f"mail ({mail.topic})"]
+        )
 
     async def purge(self, *, limit: int = 100) -> int:
         """Purge nothing: what a trial acknowledged has to be there until the agent's own run removes it."""
@@ -141,13 +148,13 @@ class CrashingStore(StoreWrapper):
 
     async def _write_with_crash_points(
         self,
-        write: Awaitable[_T],
+        write: Callable[[], Awaitable[_T]],
         event: WriteAcknowledgedEvent,
         names: Sequence[str],
         fallback_mark: str | None = None,
     ) -> _T:
         self._reach("before", event.run_id, names, fallback_mark)
-        result = await write
+        result = await write()
         self._event_log.write(event)
         self._reach("after", event.run_id, names, fallback_mark)
         return result

@@ -19,7 +19,7 @@ import msgspec
 from holdfast.app import App
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.record import RunRecord, RunStatus
-from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.store import RunStore, get_record, iter_runs
 from holdfast.config import CheckpointSettings, WorkerSettings
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.errors import DefinitionError, RunParked
@@ -250,11 +250,11 @@ async def _recover_run(app: App, store: RunStore, run_id: str, event_log: EventL
 
 
 async def _read_journals(store: RunStore, other_loops: OtherLoops) -> list[StoredJournal]:
-    return [other_loops.read_journal(await store.load(record.run_id)) async for record in store.list_runs()]
+    return [other_loops.read_journal(await store.load(record.run_id)) async for record in iter_runs(store)]
 
 
 async def _find_record(store: RunStore, run_id: str) -> RunRecord | None:
     try:
-        return await store.get_record(run_id)
+        return await get_record(store, run_id)
     except RunNotFound:
         return None

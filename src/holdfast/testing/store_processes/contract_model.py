@@ -209,7 +209,7 @@ class Model:
             raise RunNotFound(run_id)
         self.runs[run_id].cancel_requested = self.runs[run_id].status not in TERMINAL_STATUSES
 
-    def pending_cancellations(self, worker_id: str) -> list[str]:
+    def pending_cancels(self, worker_id: str) -> list[str]:
         return sorted(
             run_id
             for run_id, run in self.runs.items()

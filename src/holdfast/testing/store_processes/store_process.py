@@ -11,7 +11,7 @@ import signal
 import sys
 import typing
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from datetime import timedelta
 from typing import Any, Self
 
@@ -20,21 +20,22 @@ import msgspec
 from holdfast.checkpoint import errors
 from holdfast.checkpoint.claims import Claim, ProcessIdentity, WorkerIdentity
 from holdfast.checkpoint.concurrency_limits import LimitUsage
+from holdfast.checkpoint.fleet import Fleet
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
     Mail,
     NewRun,
+    Pending,
     Receipt,
     Release,
     RunFilter,
     RunPage,
-    RunRecord,
     RunStatus,
     StoredRun,
 )
 from holdfast.checkpoint.store import RunStore
-from holdfast.config import ConcurrencyLimit, LimitKind
+from holdfast.config import LimitKind
 from holdfast.db.tables import Tables
 
 #: A frame is the length of the message, in this many bytes, big-endian, and then the message.
@@ -97,9 +98,9 @@ def get_arguments_type(method: str) -> type[msgspec.Struct]:
 
 @functools.cache
 def get_result_type(method: str) -> Any:
-    """Return the declared result type of a store method. An async iterator becomes a list."""
+    """Return the declared result type of a store method."""
     hint = typing.get_type_hints(getattr(RunStore, method))["return"]
-    return list[typing.get_args(hint)[0]] if typing.get_origin(hint) is AsyncIterator else hint  # type: ignore[misc]
+    return typing.get_args(hint)[0] if typing.get_origin(hint) is Awaitable else hint
 
 
 def encode_frame(message: Call | Answer) -> bytes:
@@ -273,8 +274,12 @@ class StoreProcess:
     async def deregister_worker(self, worker_id: str) -> None:
         await self.child.call("deregister_worker", worker_id=worker_id)
 
-    async def create(self, run: NewRun, *, worker_id: str | None = None) -> Claim | None:
-        claim: Claim | None = await self.child.call("create", run=run, worker_id=worker_id)
+    async def read_fleet(self) -> Fleet:
+        fleet: Fleet = await self.child.call("read_fleet")
+        return fleet
+
+    async def create(self, run: NewRun, *, worker_id: str | None = None, connection: Any = None) -> Claim | None:
+        claim: Claim | None = await self.child.call("create", run=run, worker_id=worker_id, connection=connection)
         return claim
 
     async def append(self, claim: Claim, write: Append) -> None:
@@ -284,19 +289,11 @@ class StoreProcess:
         stored: StoredRun = await self.child.call("load", run_id=run_id, after=after)
         return stored
 
-    async def get_record(self, run_id: str) -> RunRecord:
-        record: RunRecord = await self.child.call("get_record", run_id=run_id)
-        return record
-
     async def release(self, claim: Claim, release: Release) -> None:
         await self.child.call("release", claim=claim, release=release)
 
     async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
         await self.child.call("remove", run_id=run_id, claim=claim)
-
-    async def list_runs(self, filter: RunFilter | None = None) -> AsyncIterator[RunRecord]:
-        for record in await self.child.call("list_runs", filter=filter):
-            yield record
 
     async def claim(
         self,
@@ -323,41 +320,37 @@ class StoreProcess:
         )
         return claims
 
-    async def set_limit(self, limit: ConcurrencyLimit, *, default: bool = False) -> None:
-        await self.child.call("set_limit", limit=limit, default=default)
-
-    async def remove_limit(self, kind: LimitKind, name: str) -> bool:
-        removed: bool = await self.child.call("remove_limit", kind=kind, name=name)
-        return removed
+    async def set_limit(self, kind: LimitKind, name: str, max_runs: int | None, *, default: bool = False) -> bool:
+        existed: bool = await self.child.call("set_limit", kind=kind, name=name, max_runs=max_runs, default=default)
+        return existed
 
     async def list_limits(self) -> Sequence[LimitUsage]:
         usage: Sequence[LimitUsage] = await self.child.call("list_limits")
         return usage
 
     async def list_page(
-        self, filter: RunFilter | None = None, *, limit: int = 50, cursor: str | None = None
+        self,
+        filter: RunFilter | None = None,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        oldest_first: bool = False,
     ) -> RunPage:
-        page: RunPage = await self.child.call("list_page", filter=filter, limit=limit, cursor=cursor)
+        page: RunPage = await self.child.call(
+            "list_page", filter=filter, limit=limit, cursor=cursor, oldest_first=oldest_first
+        )
         return page
 
     async def post(self, run_id: str, mail: Mail) -> Receipt:
         receipt: Receipt = await self.child.call("post", run_id=run_id, mail=mail)
         return receipt
 
-    async def read_mail(self, run_id: str) -> Sequence[Mail]:
-        mail: Sequence[Mail] = await self.child.call("read_mail", run_id=run_id)
-        return mail
-
-    async def pending_mail(self, worker_id: str) -> Sequence[str]:
-        run_ids: Sequence[str] = await self.child.call("pending_mail", worker_id=worker_id)
-        return run_ids
-
     async def request_cancel(self, run_id: str) -> None:
         await self.child.call("request_cancel", run_id=run_id)
 
-    async def pending_cancellations(self, worker_id: str) -> Sequence[str]:
-        cancels: Sequence[str] = await self.child.call("pending_cancellations", worker_id=worker_id)
-        return cancels
+    async def pending(self, worker_id: str) -> Pending:
+        pending: Pending = await self.child.call("pending", worker_id=worker_id)
+        return pending
 
     async def wait_for_change(self, timeout: timedelta) -> bool:
         changed: bool = await self.child.call("wait_for_change", timeout=timeout)
@@ -366,16 +359,9 @@ class StoreProcess:
     async def put_draft(self, claim: Claim, draft: bytes | None) -> None:
         await self.child.call("put_draft", claim=claim, draft=draft)
 
-    async def read_draft(self, run_id: str) -> bytes | None:
-        draft: bytes | None = await self.child.call("read_draft", run_id=run_id)
+    async def read_draft(self, run_id: str, *, keep_for: timedelta = timedelta(0)) -> bytes | None:
+        draft: bytes | None = await self.child.call("read_draft", run_id=run_id, keep_for=keep_for)
         return draft
-
-    async def request_drafts(self, run_id: str, ttl: timedelta) -> None:
-        await self.child.call("request_drafts", run_id=run_id, ttl=ttl)
-
-    async def requested_drafts(self, run_ids: Collection[str]) -> Collection[str]:
-        requested: Collection[str] = await self.child.call("requested_drafts", run_ids=run_ids)
-        return requested
 
     async def purge(self, *, limit: int = 100) -> int:
         purged: int = await self.child.call("purge", limit=limit)

@@ -10,7 +10,6 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
@@ -53,18 +52,13 @@ class _StoreServer:
         arguments = msgspec.structs.asdict(msgspec.msgpack.decode(call.arguments, type=get_arguments_type(call.method)))
         self.send(CallStarted(number=call.number))
         try:
-            value = await self._call_store(call.method, arguments)
+            value = await getattr(self._store, call.method)(**arguments)
         except Exception as exc:  # of any kind: the test in the parent process raises it
             attributes = {name: value for name, value in vars(exc).items() if isinstance(value, str | int | None)}
             answer = CallRaised(number=call.number, error=type(exc).__name__, message=str(exc), attributes=attributes)
             self.send(answer)
         else:
             self.send(CallReturned(number=call.number, value=msgspec.Raw(msgspec.msgpack.encode(value))))
-
-    async def _call_store(self, method: str, arguments: dict[str, Any]) -> Any:
-        if method == "list_runs":
-            return [record async for record in self._store.list_runs(**arguments)]
-        return await getattr(self._store, method)(**arguments)
 
 
 async def serve(factory: str, location: str, answers: int) -> None:

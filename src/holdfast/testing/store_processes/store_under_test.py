@@ -12,7 +12,7 @@ import pytest_asyncio
 from holdfast.checkpoint.claims import Claim, WorkerIdentity, this_process
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.record import Mail, NewRun, Release, RunFilter, RunRecord, RunStatus
-from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.store import END, RunStore, get_record, iter_runs
 from holdfast.testing.store_processes.store_process_main import load_store_factory
 
 
@@ -136,7 +136,7 @@ async def load_contents(store: RunStore, run_id: str = "run-1") -> tuple[RunReco
 
 
 async def load_record(store: RunStore, run_id: str = "run-1") -> RunRecord:
-    return await store.get_record(run_id)
+    return await get_record(store, run_id)
 
 
 async def load_bodies(store: RunStore, run_id: str = "run-1") -> list[bytes]:
@@ -145,7 +145,7 @@ async def load_bodies(store: RunStore, run_id: str = "run-1") -> list[bytes]:
 
 async def read_mail_ids(store: RunStore, run_id: str = "run-1") -> list[str]:
     """Return the ids of the unread mail, in order."""
-    return [mail.mail_id for mail in await store.read_mail(run_id)]
+    return [mail.mail_id for mail in (await store.load(run_id, after=END)).mail]
 
 
 async def create_waiting(
@@ -163,8 +163,8 @@ async def create_waiting(
 
 
 async def list_run_ids(store: RunStore, filter: RunFilter | None = None) -> list[str]:
-    """Return the ids of the listed runs, in order."""
-    return [record.run_id async for record in store.list_runs(filter)]
+    """Return the ids of the listed runs, in order. Reads small pages, so that there are several."""
+    return [record.run_id async for record in iter_runs(store, filter, page_size=7)]
 
 
 def get_run_ids(claims: Sequence[Claim]) -> list[str]:

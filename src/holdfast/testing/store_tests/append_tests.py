@@ -9,7 +9,7 @@ from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import RunExists, RunNotFound, StoreError
 from holdfast.checkpoint.journal import Append, EntryKind
 from holdfast.checkpoint.record import Release, RunStatus
-from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.store import RunStore, get_record, iter_runs
 from holdfast.testing.store_processes.store_under_test import (
     StoreUnderTest,
     create_claimed,
@@ -175,7 +175,7 @@ class AppendTests(StoreUnderTest):
         claim = await create_claimed(store, worker)
         for _ in range(2):
             await store.append(claim, make_append(1, progress=b""))
-            assert [(record.progress, record.next_seq) async for record in store.list_runs()] == [(b"", 1)]
+            assert [(record.progress, record.next_seq) async for record in iter_runs(store)] == [(b"", 1)]
             assert (await load_contents(store))[0].progress == b""
         claim = await store.claim("run-1", worker, steal=True)
         await store.append(claim, make_append(1, progress=b""))
@@ -301,12 +301,12 @@ class LoadTests(StoreUnderTest):
         claim = await create_claimed(store, worker)
         for number in range(1, 4):
             await store.append(claim, make_append(number, b"more", progress=b"step %d" % number))
-            record = await store.get_record("run-1")
+            record = await get_record(store, "run-1")
             assert record == (await store.load("run-1")).record
             assert (record.next_seq, record.progress) == (number + 1, b"step %d" % number)
 
     async def test_the_record_of_an_unknown_run_is_not_found(self, store: RunStore) -> None:
         await store.create(make_run("run-1"))
         with pytest.raises(RunNotFound) as missing:
-            await store.get_record("run-2")
+            await get_record(store, "run-2")
         assert missing.value.run_id == "run-2"

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from holdfast.checkpoint.claims import Claim
-from holdfast.checkpoint.concurrency_limits import make_limit
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.record import NewRun, Release, RunFilter, RunStatus
 from holdfast.checkpoint.store import RunStore
+from holdfast.config import LimitKind
 from holdfast.testing.store_processes.store_environment import Environment
 from holdfast.testing.store_processes.store_under_test import (
     StoreUnderTest,
@@ -190,11 +190,11 @@ _limits = st.dictionaries(st.sampled_from([("agent", "A"), _K, ("key", "l")]), s
 class FairnessModel:
     """The queued and the running runs of one example, by id, and what `claim_next` may choose."""
 
-    caps: dict[tuple[str, str], int]
+    caps: dict[tuple[LimitKind, str], int]
     queued: dict[str, NewRun]
     running: dict[str, NewRun] = field(default_factory=dict)
 
-    def get_usage(self) -> Counter[tuple[str, str]]:
+    def get_usage(self) -> Counter[tuple[LimitKind, str]]:
         return Counter(itertools.chain.from_iterable(_list_names(run) for run in self.running.values()))
 
     def is_free(self, run: NewRun) -> bool:
@@ -216,8 +216,9 @@ class FairnessModel:
             assert turns[run.caller_id] >= most - 1, "no caller gets a second turn before another has its first"
 
 
-def _list_names(run: NewRun) -> list[tuple[str, str]]:
-    return [("agent", run.agent_name), *([("key", run.concurrency_key)] if run.concurrency_key else [])]
+def _list_names(run: NewRun) -> list[tuple[LimitKind, str]]:
+    names: list[tuple[LimitKind, str]] = [("agent", run.agent_name)]
+    return [*names, ("key", run.concurrency_key)] if run.concurrency_key else names
 
 
 def _is_ordered(claimed: Iterable[NewRun], left: Iterable[NewRun]) -> bool:
@@ -229,12 +230,12 @@ def _is_ordered(claimed: Iterable[NewRun], left: Iterable[NewRun]) -> bool:
 
 
 async def check_queue(
-    store: RunStore, worker: str, prefix: str, runs: list[_Run], limits: dict[tuple[str, str], int], room: int
+    store: RunStore, worker: str, prefix: str, runs: list[_Run], limits: dict[tuple[LimitKind, str], int], room: int
 ) -> None:
     """Queue the runs and claim them, `room` at a time, until none is left. End the oldest one after each claim."""
     caps = {(kind, f"{prefix}{name}"): cap for (kind, name), cap in limits.items()}
     for (kind, name), cap in caps.items():
-        await store.set_limit(make_limit(kind, name, cap))
+        await store.set_limit(kind, name, cap)
     queued = [
         make_run(
             f"{prefix}{number:03}",
@@ -282,7 +283,7 @@ class FairnessTests(StoreUnderTest):
             [("A", "x", None, 0), ("A", "y", "k", 0), ("A", "z", "k", 0), ("A", "x", None, 0)], {("key", "k"): 1}, 2
         )
         @given(st.lists(_runs, min_size=1, max_size=12), _limits, st.sampled_from([1, 2, 4, 20]))
-        def check(runs: list[_Run], limits: dict[tuple[str, str], int], room: int) -> None:
+        def check(runs: list[_Run], limits: dict[tuple[LimitKind, str], int], room: int) -> None:
             call = check_queue(environment.store, worker.worker_id, f"q{next(numbers):05}-", runs, limits, room)
             environment.run(call)
 

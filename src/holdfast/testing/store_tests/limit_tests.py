@@ -68,9 +68,9 @@ class PriorityTests(StoreUnderTest):
 @pytest.mark.asyncio
 class LimitTests(StoreUnderTest):
     async def test_limits_are_listed_with_their_usage(self, store: RunStore, worker: str) -> None:
-        await store.set_limit(ConcurrencyLimit(key="k\\", max_runs=3))
-        await store.set_limit(ConcurrencyLimit(agent="agent", max_runs=5), default=True)
-        await store.set_limit(ConcurrencyLimit(key="a", max_runs=1))
+        await store.set_limit("key", "k\\", 3)
+        await store.set_limit("agent", "agent", 5, default=True)
+        await store.set_limit("key", "a", 1)
         await create_claimed(store, worker, make_run("one", key="k\\"))
         await create_claimed(store, worker, make_run("two"))
         await store.create(make_run("queued", key="k\\"))
@@ -83,7 +83,7 @@ class LimitTests(StoreUnderTest):
 
     async def test_a_default_replaces_only_a_default(self, store: RunStore) -> None:
         async def set_and_read(max_runs: int, default: bool) -> tuple[int, bool]:
-            await store.set_limit(ConcurrencyLimit(key="k", max_runs=max_runs), default=default)
+            await store.set_limit("key", "k", max_runs, default=default)
             [used] = await store.list_limits()
             return used.limit.max_runs, used.is_default
 
@@ -94,17 +94,17 @@ class LimitTests(StoreUnderTest):
         assert await set_and_read(5, False) == (5, False)
 
     async def test_a_removed_limit_limits_nothing(self, store: RunStore, worker: str) -> None:
-        await store.set_limit(ConcurrencyLimit(key="k", max_runs=0))
+        await store.set_limit("key", "k", 0)
         await queue(store, "run-1")
         assert await claim_ids(store, worker) == []
-        assert not await store.remove_limit("agent", "k")
-        assert await store.remove_limit("key", "k")
-        assert not await store.remove_limit("key", "k")
+        assert not await store.set_limit("agent", "k", None)
+        assert await store.set_limit("key", "k", None)
+        assert not await store.set_limit("key", "k", None)
         assert await store.list_limits() in ([], ())
         assert await claim_ids(store, worker) == ["run-1"]
 
     async def test_no_more_runs_of_a_key_are_claimed_than_its_limit(self, store: RunStore, worker: str) -> None:
-        await store.set_limit(ConcurrencyLimit(key="k", max_runs=2))
+        await store.set_limit("key", "k", 2)
         await queue(store, "k-1", "k-2", "k-3")
         await queue(store, "free", key=None)
         await queue(store, "other", key="o")
@@ -112,22 +112,22 @@ class LimitTests(StoreUnderTest):
         assert await claim_ids(store, await add_worker(store)) == []
 
     async def test_no_more_runs_of_an_agent_are_claimed_than_its_limit(self, store: RunStore, worker: str) -> None:
-        await store.set_limit(ConcurrencyLimit(agent="agent", max_runs=2))
+        await store.set_limit("agent", "agent", 2)
         await queue(store, "a-1", "a-2", "a-3", key=None)
         await queue(store, "b-1", "b-2", "b-3", key=None, agent_name="another")
         claims = await store.claim_next(worker, agents=["agent", "another"], limit=100)
         assert sorted(get_run_ids(claims)) == ["a-1", "a-2", "b-1", "b-2", "b-3"]
 
     async def test_both_limits_of_a_run_count(self, store: RunStore, worker: str) -> None:
-        await store.set_limit(ConcurrencyLimit(agent="agent", max_runs=3))
-        await store.set_limit(ConcurrencyLimit(key="k", max_runs=2))
+        await store.set_limit("agent", "agent", 3)
+        await store.set_limit("key", "k", 2)
         await queue(store, "k-1", "k-2", "k-3")
         await queue(store, "l-1", "l-2", key="l")
         assert await claim_ids(store, worker) == ["k-1", "k-2", "l-1"]
 
     async def test_runs_behind_many_whose_limit_is_reached_are_claimed(self, store: RunStore, worker: str) -> None:
         """Of the same caller, of others, and of a lower priority: more than a store looks at in one step."""
-        await store.set_limit(ConcurrencyLimit(key="k", max_runs=0))
+        await store.set_limit("key", "k", 0)
         blocked = [make_run(f"blocked-{n:03}", key="k", priority=n % 2) for n in range(700)]
         await asyncio.gather(*(store.create(run) for run in blocked))
         await store.create(make_run("same", key="l"))
@@ -138,7 +138,7 @@ class LimitTests(StoreUnderTest):
     async def test_a_slot_is_free_again_when_its_run_ends_waits_or_is_removed(
         self, store: RunStore, worker: str
     ) -> None:
-        await store.set_limit(ConcurrencyLimit(key="k", max_runs=1))
+        await store.set_limit("key", "k", 1)
         for status in (RunStatus.DONE, RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.PARKED, RunStatus.WAITING):
             claim = await create_claimed(store, worker, make_run(status, key="k"))
             await queue(store, f"behind-{status}")
@@ -148,7 +148,7 @@ class LimitTests(StoreUnderTest):
             await store.remove(behind.run_id, claim=behind)
 
     async def test_a_run_that_awakes_waits_for_a_slot(self, store: RunStore, worker: str) -> None:
-        await store.set_limit(ConcurrencyLimit(key="k", max_runs=1))
+        await store.set_limit("key", "k", 1)
         await create_waiting(store, worker, make_run("waiting", key="k"), wake_on=["message"])
         holder = await create_claimed(store, worker, make_run("holder", key="k"))
         await store.post("waiting", make_mail())
@@ -157,7 +157,7 @@ class LimitTests(StoreUnderTest):
         assert await claim_ids(store, worker) == ["waiting"]
 
     async def test_a_dead_worker_holds_no_slot(self, store: RunStore, worker: str) -> None:
-        await store.set_limit(ConcurrencyLimit(key="k", max_runs=1))
+        await store.set_limit("key", "k", 1)
         dead = await add_worker(store)
         await create_claimed(store, dead, make_run("abandoned", key="k"))
         await queue(store, "queued")
@@ -169,7 +169,7 @@ class LimitTests(StoreUnderTest):
     async def test_a_limit_below_what_runs_stops_nothing_and_starts_nothing(self, store: RunStore, worker: str) -> None:
         claims = [await create_claimed(store, worker, make_run(f"run-{n}", key="k")) for n in range(3)]
         await queue(store, "queued")
-        await store.set_limit(ConcurrencyLimit(key="k", max_runs=2))
+        await store.set_limit("key", "k", 2)
         for claim in claims[:2]:
             assert await claim_ids(store, worker) == []
             await store.release(claim, Release(status=RunStatus.DONE))
@@ -177,13 +177,13 @@ class LimitTests(StoreUnderTest):
         assert await claim_ids(store, worker) == ["queued"]
         await queue(store, "more")
         assert await claim_ids(store, worker) == []
-        await store.set_limit(ConcurrencyLimit(key="k", max_runs=3))
+        await store.set_limit("key", "k", 3)
         assert await claim_ids(store, worker) == ["more"]
 
     async def test_a_run_created_for_a_worker_is_queued_if_its_limit_is_reached(
         self, store: RunStore, worker: str
     ) -> None:
-        await store.set_limit(ConcurrencyLimit(key="k", max_runs=1))
+        await store.set_limit("key", "k", 1)
         first = await create_claimed(store, worker, make_run("first", key="k"))
         assert await store.create(make_run("second", key="k"), worker_id=worker) is None
         record = await load_record(store, "second")
@@ -192,7 +192,7 @@ class LimitTests(StoreUnderTest):
         assert await claim_ids(store, worker) == ["second"]
 
     async def test_a_claim_within_the_limits_is_refused_when_one_is_reached(self, store: RunStore, worker: str) -> None:
-        await store.set_limit(ConcurrencyLimit(key="k", max_runs=1))
+        await store.set_limit("key", "k", 1)
         holder = await create_claimed(store, worker, make_run("holder", key="k"))
         await queue(store, "run-1")
         with pytest.raises(LimitReached) as refused:
@@ -203,21 +203,21 @@ class LimitTests(StoreUnderTest):
         assert (await store.claim("run-1", worker, within_limits=True)).strikes == 1
 
     async def test_a_persons_claim_ignores_the_limits_and_holds_a_slot(self, store: RunStore, worker: str) -> None:
-        await store.set_limit(ConcurrencyLimit(agent="agent", max_runs=1))
+        await store.set_limit("agent", "agent", 1)
         await create_claimed(store, worker, make_run("holder"))
         await queue(store, "run-1")
         await store.claim("run-1", worker)
         assert [used.running for used in await store.list_limits()] == [2]
 
     async def test_a_run_with_a_parent_needs_no_slot(self, store: RunStore, worker: str) -> None:
-        await store.set_limit(ConcurrencyLimit(agent="agent", max_runs=1))
+        await store.set_limit("agent", "agent", 1)
         await create_claimed(store, worker, make_run("parent"))
         await create_claimed(store, worker, make_run("child", parent_run_id="parent"))
         await store.claim("child", worker, steal=True, within_limits=True)
         assert [used.running for used in await store.list_limits()] == [1]
 
     async def test_of_many_claimers_each_slot_has_one(self, store: RunStore) -> None:
-        await store.set_limit(ConcurrencyLimit(key="k", max_runs=3))
+        await store.set_limit("key", "k", 3)
         await queue(store, *(f"run-{n}" for n in range(10)))
         workers = [await add_worker(store) for _ in range(5)]
         await asyncio.gather(
@@ -233,7 +233,7 @@ class LimitTests(StoreUnderTest):
 class SharedLimitTests(DurableStoreUnderTest):
     async def test_limits_survive_the_process(self, location: str) -> None:
         async with StoreProcess(self.factory, location) as killed:
-            await killed.set_limit(ConcurrencyLimit(key="k", max_runs=7))
+            await killed.set_limit("key", "k", 7)
             await killed.child.kill()
         async with self.open_store(location) as store:
             assert [used.limit for used in await store.list_limits()] == [ConcurrencyLimit(key="k", max_runs=7)]
@@ -254,8 +254,8 @@ class SharedLimitTests(DurableStoreUnderTest):
 
         async with open_racers(self.factory, location) as racing:
             store, _ = racing[0]
-            await store.set_limit(ConcurrencyLimit(key="k-0", max_runs=1))
-            await store.set_limit(ConcurrencyLimit(key="k-1", max_runs=2))
+            await store.set_limit("key", "k-0", 1)
+            await store.set_limit("key", "k-1", 2)
             for n, name in enumerate(names):
                 await store.create(make_run(name, caller_id=f"caller-{n % 5}", key=f"k-{n % 2}"))
             await asyncio.gather(*(work(*racer) for racer in racing))
@@ -263,7 +263,7 @@ class SharedLimitTests(DurableStoreUnderTest):
         assert done == Counter(names)
 
     async def test_a_killed_process_frees_its_slots(self, store: RunStore, worker: str, location: str) -> None:
-        await store.set_limit(ConcurrencyLimit(key="k", max_runs=1))
+        await store.set_limit("key", "k", 1)
         async with StoreProcess(self.factory, location) as other:
             await create_claimed(
                 other, await add_process_worker(other, other.child.identity), make_run("held", key="k")

@@ -18,7 +18,7 @@ from holdfast.checkpoint.record import (
     RunStatus,
     StoredRun,
 )
-from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.store import END, RunStore
 from holdfast.testing.store_processes.store_under_test import (
     StoreUnderTest,
     add_worker,
@@ -41,12 +41,12 @@ ODD_NAMES = ["a", "A", "a ", "é", "e\u0301", "☂ 'quoted' \"%_\\", "answer:cal
 class PostTests(StoreUnderTest):
     async def test_posted_mail_is_unread_in_the_order_of_posting(self, store: RunStore, worker: str) -> None:
         await create_claimed(store, worker)
-        assert list(await store.read_mail("run-1")) == []
+        assert list((await store.load("run-1", after=END)).mail) == []
         for number in (3, 1, 2):
             receipt = await store.post("run-1", make_mail(f"mail-{number}", topic=f"topic {number}", body=b"\0\xff"))
             assert (receipt.is_new, receipt.consumed) == (True, False)
-            assert receipt.mail == (await store.read_mail("run-1"))[-1]
-        mail = list(await store.read_mail("run-1"))
+            assert receipt.mail == ((await store.load("run-1", after=END)).mail)[-1]
+        mail = list((await store.load("run-1", after=END)).mail)
         assert [each.mail_id for each in mail] == ["mail-3", "mail-1", "mail-2"]
         assert [(each.topic, each.body) for each in mail] == [(f"topic {n}", b"\0\xff") for n in (3, 1, 2)]
         assert list((await store.load("run-1")).mail) == mail
@@ -60,7 +60,7 @@ class PostTests(StoreUnderTest):
         assert posted_at is not None
         assert posted_at.tzinfo is not None
         assert posted_at >= record.created_at
-        [mail] = await store.read_mail("run-1")
+        [mail] = (await store.load("run-1", after=END)).mail
         assert mail.posted_at == posted_at
 
     async def test_a_run_in_any_status_but_a_terminal_one_takes_mail(self, store: RunStore, worker: str) -> None:
@@ -92,7 +92,7 @@ class PostTests(StoreUnderTest):
         with pytest.raises(RunNotFound):
             await store.post("run-1", make_mail())
         with pytest.raises(RunNotFound):
-            await store.read_mail("run-1")
+            await store.load("run-1", after=END)
         await store.create(make_run())
         assert await read_mail_ids(store) == []
 
@@ -101,7 +101,7 @@ class PostTests(StoreUnderTest):
         first = (await store.post("run-1", make_mail())).mail
         again = await store.post("run-1", make_mail(topic="other", body=b"other"))
         assert (again.is_new, again.consumed, again.mail) == (False, False, first)
-        assert list(await store.read_mail("run-1")) == [first]
+        assert list((await store.load("run-1", after=END)).mail) == [first]
         await store.append(claim, make_append(1, b"used", consumed=["mail-1"]))
         again = await store.post("run-1", make_mail(body=b"other"))
         assert (again.is_new, again.consumed) == (False, True)
@@ -128,14 +128,14 @@ class PostTests(StoreUnderTest):
         await store.append(claims[0], make_append(1, b"used", consumed=["mail-1"]))
         assert await read_mail_ids(store) == []
         for claim in claims[1:]:
-            [mail] = await store.read_mail(claim.run_id)
+            [mail] = (await store.load(claim.run_id, after=END)).mail
             assert mail.body == claim.run_id.encode()
 
     async def test_every_mail_id_and_topic_is_kept_as_it_is(self, store: RunStore, worker: str) -> None:
         claim = await create_claimed(store, worker)
         for name in ODD_NAMES:
             assert (await store.post("run-1", make_mail(name, topic=name, body=name.encode()))).is_new
-        mail = await store.read_mail("run-1")
+        mail = (await store.load("run-1", after=END)).mail
         assert [(each.mail_id, each.topic, each.body.decode()) for each in mail] == [(name,) * 3 for name in ODD_NAMES]
         await store.append(claim, make_append(1, b"used", consumed=ODD_NAMES[::2]))
         assert await read_mail_ids(store) == ODD_NAMES[1::2]
@@ -144,7 +144,7 @@ class PostTests(StoreUnderTest):
         await store.create(make_run())
         posts = [store.post("run-1", make_mail(f"mail-{n % 20}", body=b"%d" % n)) for n in range(60)]
         receipts = await asyncio.gather(*posts)
-        unread = {mail.mail_id: mail for mail in await store.read_mail("run-1")}
+        unread = {mail.mail_id: mail for mail in (await store.load("run-1", after=END)).mail}
         assert sorted(unread) == sorted(f"mail-{n}" for n in range(20))
         assert sum(receipt.is_new for receipt in receipts) == 20
         assert all(receipt.mail == unread[receipt.mail.mail_id] for receipt in receipts)
@@ -161,8 +161,8 @@ class PostTests(StoreUnderTest):
             else:
                 await store.remove("run-1", claim=claim)
             with pytest.raises(RunNotFound):
-                await store.read_mail("run-1")
-            assert list(await store.pending_mail(worker)) == []
+                await store.load("run-1", after=END)
+            assert list((await store.pending(worker)).mail) == []
 
 
 @pytest.mark.asyncio
@@ -221,7 +221,7 @@ class ConsumeMailTests(StoreUnderTest):
         ):
             with pytest.raises(StoreError):
                 await _write(store, claim, refused)
-            [mail] = await store.read_mail("run-1")
+            [mail] = (await store.load("run-1", after=END)).mail
             assert mail.body == b"hello"
 
     async def test_a_stale_claim_consumes_nothing(self, store: RunStore, worker: str) -> None:
@@ -253,7 +253,7 @@ class ConsumeMailTests(StoreUnderTest):
         claim = await store.claim("run-1", worker)
         await store.release(claim, Release(status=RunStatus.FAILED))
         claim = await store.claim("run-1", worker, statuses={RunStatus.FAILED})
-        assert list(await store.read_mail("run-1")) == [first, second]
+        assert list((await store.load("run-1", after=END)).mail) == [first, second]
         assert (await store.post("run-1", make_mail("third"))).is_new
 
     @pytest.mark.parametrize("status", sorted(RELEASE_STATUSES))
@@ -283,28 +283,28 @@ class PendingMailTests(StoreUnderTest):
         claims = [await create_claimed(store, worker, make_run(f"run-{n}")) for n in range(4)]
         await create_claimed(store, other, make_run("others"))
         await store.create(make_run("queued"))
-        assert list(await store.pending_mail(worker)) == []
+        assert list((await store.pending(worker)).mail) == []
         for run_id in ("run-0", "run-2", "run-2", "run-3", "others", "queued"):
             await store.post(run_id, make_mail())
-        assert sorted(await store.pending_mail(worker)) == ["run-0", "run-2", "run-3"]
-        assert list(await store.pending_mail(other)) == ["others"]
-        assert list(await store.pending_mail("unknown")) == []
+        assert sorted((await store.pending(worker)).mail) == ["run-0", "run-2", "run-3"]
+        assert list((await store.pending(other)).mail) == ["others"]
+        assert list((await store.pending("unknown")).mail) == []
         await store.append(claims[0], make_append(1, b"used", consumed=["mail-1"]))
         await store.release(claims[2], Release(status=RunStatus.INTERRUPTED))
-        assert list(await store.pending_mail(worker)) == ["run-3"]
+        assert list((await store.pending(worker)).mail) == ["run-3"]
 
     async def test_pending_mail_goes_with_the_claim(self, store: RunStore, worker: str) -> None:
         claim = await create_claimed(store, worker)
         for n in range(2):
             await store.post("run-1", make_mail(f"mail-{n}"))
         await store.append(claim, make_append(1, b"used", consumed=["mail-0"]))
-        assert list(await store.pending_mail(worker)) == ["run-1"], "one is still unread"
+        assert list((await store.pending(worker)).mail) == ["run-1"], "one is still unread"
         thief = await add_worker(store)
         claim = await store.claim("run-1", thief, steal=True)
-        assert list(await store.pending_mail(worker)) == []
-        assert list(await store.pending_mail(thief)) == ["run-1"]
+        assert list((await store.pending(worker)).mail) == []
+        assert list((await store.pending(thief)).mail) == ["run-1"]
         await store.append(claim, make_append(2, b"used", consumed=["mail-1"]))
-        assert list(await store.pending_mail(thief)) == []
+        assert list((await store.pending(thief)).mail) == []
 
 
 async def _write(store: RunStore, claim: Claim, write: Append | Release) -> None:

@@ -20,7 +20,7 @@ from holdfast.testing.store_processes.store_under_test import (
     make_run,
 )
 
-_LONG = timedelta(hours=1)
+_LONG, _MOMENT = timedelta(hours=1), timedelta(milliseconds=1)
 
 
 class DraftTests(StoreUnderTest):
@@ -45,7 +45,7 @@ class DraftTests(StoreUnderTest):
         claim = await create_claimed(store, worker)
         before = await load_contents(store)
         await store.put_draft(claim, b"Hello")
-        await store.request_drafts("run-1", _LONG)
+        await store.read_draft("run-1", keep_for=_LONG)
         assert await load_contents(store) == before
         await store.append(claim, make_append(1, b"one"))
         assert await store.read_draft("run-1") == b"Hello"
@@ -84,18 +84,34 @@ class DraftTests(StoreUnderTest):
         await create_claimed(store, worker)
         assert await store.read_draft("run-1") is None
 
-    async def test_drafts_are_requested_for_a_while(self, store: RunStore) -> None:
-        await store.request_drafts("run-1", _LONG)
-        await store.request_drafts("run-2", timedelta(0))
-        assert set(await store.requested_drafts(["run-1", "run-2", "run-3"])) == {"run-1"}
-        assert set(await store.requested_drafts(["run-2", "run-3"])) == set()
-        assert set(await store.requested_drafts([])) == set()
+    async def test_drafts_are_requested_for_a_while(self, store: RunStore, worker: str) -> None:
+        for n in range(1, 4):
+            await create_claimed(store, worker, make_run(f"run-{n}"))
+        await store.read_draft("run-1", keep_for=_LONG)
+        await store.read_draft("run-2", keep_for=_MOMENT)
+        await store.read_draft("run-3")
+        await asyncio.sleep(_MOMENT.total_seconds())
+        assert list((await store.pending(worker)).drafts) == ["run-1"]
 
-    async def test_a_short_request_does_not_end_a_long_one(self, store: RunStore) -> None:
-        await store.request_drafts("run-1", _LONG)
-        await store.request_drafts("run-1", timedelta(0))
-        await store.request_drafts("run-2", timedelta(0))
-        assert set(await store.requested_drafts(["run-1"])) == {"run-1"}
+    async def test_a_short_request_does_not_end_a_long_one(self, store: RunStore, worker: str) -> None:
+        await create_claimed(store, worker)
+        await store.read_draft("run-1", keep_for=_LONG)
+        await store.read_draft("run-1", keep_for=_MOMENT)
+        await store.read_draft("run-1")
+        await asyncio.sleep(_MOMENT.total_seconds())
+        assert list((await store.pending(worker)).drafts) == ["run-1"]
+
+    async def test_drafts_are_requested_of_the_worker_that_holds_the_run(self, store: RunStore, worker: str) -> None:
+        other = await add_worker(store)
+        await store.read_draft("run-1", keep_for=_LONG)
+        await store.read_draft("unknown", keep_for=_LONG)
+        assert list((await store.pending(worker)).drafts) == []
+        claim = await create_claimed(store, worker)
+        assert [list((await store.pending(each)).drafts) for each in (worker, other)] == [["run-1"], []]
+        await store.release(claim, Release(status=RunStatus.INTERRUPTED))
+        assert list((await store.pending(worker)).drafts) == []
+        await store.claim("run-1", other)
+        assert [list((await store.pending(each)).drafts) for each in (worker, other)] == [[], ["run-1"]]
 
 
 class SharedDraftTests(StoreUnderTest):
@@ -104,8 +120,8 @@ class SharedDraftTests(StoreUnderTest):
     ) -> None:
         claim = await create_claimed(store, worker)
         async with self.open_store(location) as other:
-            await other.request_drafts("run-1", _LONG)
-            assert set(await store.requested_drafts(["run-1"])) == {"run-1"}
+            await other.read_draft("run-1", keep_for=_LONG)
+            assert list((await store.pending(worker)).drafts) == ["run-1"]
             await store.put_draft(claim, b"Hello")
             assert await other.read_draft("run-1") == b"Hello"
             await store.put_draft(claim, None)
@@ -170,32 +186,32 @@ class CancelTests(StoreUnderTest):
         for n in range(3):
             await create_claimed(store, worker, make_run(f"run-{n}"))
         await create_claimed(store, other, make_run("others"))
-        assert list(await store.pending_cancellations(worker)) == []
+        assert list((await store.pending(worker)).cancels) == []
         await store.request_cancel("run-0")
         await store.request_cancel("run-2")
         await store.request_cancel("run-2")
         await store.request_cancel("others")
-        assert sorted(await store.pending_cancellations(worker)) == ["run-0", "run-2"]
-        assert list(await store.pending_cancellations(other)) == ["others"]
-        assert list(await store.pending_cancellations("unknown")) == []
+        assert sorted((await store.pending(worker)).cancels) == ["run-0", "run-2"]
+        assert list((await store.pending(other)).cancels) == ["others"]
+        assert list((await store.pending("unknown")).cancels) == []
         assert [(await load_record(store, f"run-{n}")).cancel_requested for n in range(3)] == [True, False, True]
 
     async def test_a_cancel_request_outlasts_its_owners(self, store: RunStore, worker: str) -> None:
         await store.create(make_run())
         await store.request_cancel("run-1")
-        assert list(await store.pending_cancellations(worker)) == []
+        assert list((await store.pending(worker)).cancels) == []
         claim = await store.claim("run-1", worker)
-        assert list(await store.pending_cancellations(worker)) == ["run-1"]
+        assert list((await store.pending(worker)).cancels) == ["run-1"]
         for status in sorted(RELEASE_STATUSES - TERMINAL_STATUSES):
             await store.release(claim, Release(status=status))
-            assert list(await store.pending_cancellations(worker)) == []
+            assert list((await store.pending(worker)).cancels) == []
             assert (await load_record(store)).cancel_requested
             claim = await store.claim("run-1", worker, statuses=RELEASE_STATUSES)
-            assert list(await store.pending_cancellations(worker)) == ["run-1"]
+            assert list((await store.pending(worker)).cancels) == ["run-1"]
         new_owner = await add_worker(store)
         await store.claim("run-1", new_owner, steal=True)
-        assert list(await store.pending_cancellations(worker)) == []
-        assert list(await store.pending_cancellations(new_owner)) == ["run-1"]
+        assert list((await store.pending(worker)).cancels) == []
+        assert list((await store.pending(new_owner)).cancels) == ["run-1"]
 
     @pytest.mark.parametrize("status", sorted(TERMINAL_STATUSES))
     async def test_a_cancel_request_ends_with_the_run(self, store: RunStore, worker: str, status: RunStatus) -> None:
@@ -203,7 +219,7 @@ class CancelTests(StoreUnderTest):
         await store.request_cancel("run-1")
         await store.release(claim, Release(status=status))
         await store.claim("run-1", worker, statuses={status})
-        assert list(await store.pending_cancellations(worker)) == []
+        assert list((await store.pending(worker)).cancels) == []
         assert not (await load_record(store)).cancel_requested
 
     async def test_a_cancel_request_changes_nothing_else(self, store: RunStore, worker: str) -> None:

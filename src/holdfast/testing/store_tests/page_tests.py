@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.checkpoint.errors import InvalidCursor
 from holdfast.checkpoint.record import RELEASE_STATUSES, Release, RunFilter, RunRecord, RunStatus
-from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.store import RunStore, iter_runs
 from holdfast.testing.store_processes.store_under_test import (
     StoreUnderTest,
     add_worker,
@@ -46,7 +46,7 @@ class ListingTests(StoreUnderTest):
         for status in sorted(RELEASE_STATUSES):
             claim = await create_claimed(store, worker, make_run(status))
             await store.release(claim, Release(status=status, reason="because", retention=timedelta(hours=1)))
-        records = [record async for record in store.list_runs()]
+        records = [record async for record in iter_runs(store)]
         assert len(records) == 2 + len(RELEASE_STATUSES)
         for record in records:
             assert record == (await load_contents(store, record.run_id))[0]
@@ -87,7 +87,7 @@ class ListingTests(StoreUnderTest):
         for name in names:
             await store.create(make_run(name))
         seen = []
-        async for record in store.list_runs(RunFilter(interrupted=True)):
+        async for record in iter_runs(store, RunFilter(interrupted=True), page_size=7):
             seen.append(record.run_id)
             await store.remove(record.run_id, claim=await store.claim(record.run_id, worker))
             await store.create(make_run(f"new-{record.run_id}", agent_name="other"))
@@ -105,13 +105,13 @@ class ListingTests(StoreUnderTest):
     async def test_a_run_that_replaces_another_at_once_is_listed(self, store: RunStore, worker: str) -> None:
         for _ in range(30):
             claim = await create_claimed(store, worker)
-            assert [record.token async for record in store.list_runs()] == [claim.token]
+            assert [record.token async for record in iter_runs(store)] == [claim.token]
             await store.remove("run-1", claim=claim)
 
     async def test_a_listing_may_be_left_early(self, store: RunStore) -> None:
         for n in range(50):
             await store.create(make_run(f"run-{n}"))
-        async for record in store.list_runs():
+        async for record in iter_runs(store, page_size=7):
             assert record.run_id == "run-0"
             break
         await store.remove("run-0")
@@ -212,7 +212,7 @@ class PageTests(StoreUnderTest):
 
     async def test_pages_and_listings_match_every_filter(self, store: RunStore, worker: str) -> None:
         await _create_varied_runs(store, worker)
-        records = [record async for record in store.list_runs()]
+        records = [record async for record in iter_runs(store)]
         assert len(records) == len(_VARIED)
         middle = records[len(records) // 2].created_at
         choices: dict[str, list[Any]] = {

@@ -234,16 +234,16 @@ class SharedStoreTests(DurableStoreUnderTest):
     ) -> None:
         await create_claimed(store, worker)
         await other.request_cancel("run-1")
-        assert list(await store.pending_cancellations(worker)) == ["run-1"]
+        assert list((await store.pending(worker)).cancels) == ["run-1"]
 
     async def test_mail_reaches_the_worker_at_another_store(
         self, store: RunStore, other: RunStore, worker: str
     ) -> None:
         claim = await create_claimed(store, worker)
-        assert list(await store.pending_mail(worker)) == []
+        assert list((await store.pending(worker)).mail) == []
         for name in ("first", "second"):
             await other.post("run-1", make_mail(name))
-        assert list(await store.pending_mail(worker)) == ["run-1"]
+        assert list((await store.pending(worker)).mail) == ["run-1"]
         await store.append(claim, make_append(1, b"used", consumed=["first"]))
         assert await read_mail_ids(other) == ["second"]
         with pytest.raises(StoreError):

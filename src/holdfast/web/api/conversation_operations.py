@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from holdfast.checkpoint.delta import JournaledTurn, read_turns
 from holdfast.checkpoint.errors import RunConflict, RunNotFound
+from holdfast.checkpoint.store import get_record
 from holdfast.core.execution.native_loop import get_loop
 from holdfast.core.run.prompt import Prompt
 from holdfast.runtime.conversations import CONVERSATION_LABEL, Conversation, When, make_conversation_id
@@ -84,7 +85,7 @@ async def post_message(
 
 async def _exists(context: Context, run_id: str) -> bool:
     try:
-        await context.store.get_record(run_id)
+        await get_record(context.store, run_id)
     except RunNotFound:
         return False
     return True

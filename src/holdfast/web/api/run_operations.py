@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from holdfast.app import App
 from holdfast.checkpoint.errors import RunConflict, RunExists
+from holdfast.checkpoint.store import get_record
 from holdfast.core.errors import DefinitionError
 from holdfast.core.run.prompt import Prompt
 from holdfast.core.run.run_events import Event
@@ -77,7 +78,7 @@ async def submit_visible(app: App, principal: Principal, agent: str, prompt: Pro
         run_id = await app.submit(agent, prompt, caller_id=principal.caller_id, **options)
     except RunConflict as exc:
         conflict, run_id = exc, exc.run_id
-    if not principal.can_see(run_id, (await app.store.get_record(run_id)).caller_id):
+    if not principal.can_see(run_id, (await get_record(app.store, run_id)).caller_id):
         raise RunExists(run_id, "choose another id")
     if conflict is not None:
         raise conflict

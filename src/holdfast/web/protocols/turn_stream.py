@@ -16,6 +16,7 @@ from pydantic_ai.messages import (
 
 from holdfast.app import App
 from holdfast.checkpoint.errors import RunNotFound
+from holdfast.checkpoint.store import END
 from holdfast.core.errors import TurnFailed
 from holdfast.core.run.prompt import summarize_prompt
 from holdfast.core.run.run_events import (
@@ -105,7 +106,7 @@ async def find_present_turn(app: App, run_id: str, turns: Sequence[TurnView]) ->
         return turns[-1].turn_id
     assert app.store is not None
     with suppress(RunNotFound):
-        for mail in await app.store.read_mail(run_id):
+        for mail in (await app.store.load(run_id, after=END)).mail:
             if mail.topic in INPUT_TOPICS:
                 return mail.mail_id
     return None

@@ -76,9 +76,13 @@ SELECT run_key, token, status, next_seq, owner, strikes, reason, last_segment, u
 FROM runs WHERE run_id = ?1
 
 -- name: count_runs
+-- The runs that wait for no worker are counted by an index alone.
+SELECT agent_name, status, NULL, COUNT(*), 0, NULL FROM runs INDEXED BY runs_by_agent
+WHERE status IN ('waiting', 'parked', 'done', 'failed', 'cancelled') GROUP BY agent_name, status
+UNION ALL
 SELECT agent_name, status, CASE WHEN status = 'running' THEN owner END AS holder, COUNT(*), SUM(not_before <= ?1),
     MIN(CASE WHEN not_before <= ?1 THEN updated_at END)
-FROM runs GROUP BY agent_name, status, holder
+FROM runs INDEXED BY runs_by_status WHERE status IN ('queued', 'running', 'interrupted') GROUP BY agent_name, status, holder
 
 -- name: running_owner
 SELECT owner FROM runs WHERE run_key = ?1 AND status = 'running'
@@ -92,7 +96,7 @@ WHERE run_key = ?1
 -- name: request_cancel
 UPDATE runs SET cancel_requested = 1 WHERE run_key = ?1 AND status NOT IN ('done', 'failed', 'cancelled')
 
--- name: pending_cancellations
+-- name: pending_cancels
 SELECT run_id FROM runs INDEXED BY runs_to_cancel
 WHERE owner = ?1 AND cancel_requested = 1 AND status = 'running' ORDER BY run_key
 
@@ -199,9 +203,6 @@ priority, limit_key
 
 -- name: load_record
 SELECT first_seq, last_segment, unread, {record_columns} FROM runs WHERE run_id = ?1
-
--- name: run_key
-SELECT run_key FROM runs WHERE run_id = ?1
 
 -- name: read_segment
 SELECT before, seq, layout, checksum, body FROM segments WHERE segment_key = ?1 AND run_key = ?2
@@ -339,12 +340,6 @@ WHERE status = 'waiting' AND agent_name = ?1 AND priority = ?4 AND wake_at <= ?2
     )
 ORDER BY wake_at LIMIT ?3
 
--- name: count_status
-SELECT count(*) FROM (SELECT 1 FROM runs INDEXED BY runs_by_status WHERE status = ?1 LIMIT ?2)
-
--- name: count_by_owner
-SELECT owner, count(*) FROM runs INDEXED BY runs_running WHERE status = 'running' GROUP BY owner
-
 -- == limits ============================================================================================================
 
 -- name: set_limit
@@ -353,7 +348,10 @@ ON CONFLICT (kind, name) DO UPDATE SET max_runs = excluded.max_runs, is_default 
 WHERE is_default OR NOT excluded.is_default
 
 -- name: remove_limit
-DELETE FROM limits WHERE kind = ?1 AND name = ?2 RETURNING 1
+DELETE FROM limits WHERE kind = ?1 AND name = ?2 AND (is_default OR NOT ?3)
+
+-- name: find_limit
+SELECT 1 FROM limits WHERE kind = ?1 AND name = ?2
 
 -- name: list_limits
 SELECT kind, name, max_runs, is_default FROM limits ORDER BY kind, name
@@ -405,7 +403,7 @@ DELETE FROM draft_requests WHERE until <= ?
 INSERT INTO draft_requests (run_id, until) VALUES (?, ?)
 ON CONFLICT (run_id) DO UPDATE SET until = max(until, excluded.until)
 
--- name: requested_drafts
--- Parameters: the time, a JSON list of run ids.
-SELECT run_id FROM draft_requests
-WHERE until > ? AND run_id IN (SELECT value FROM json_each(?))
+-- name: pending_drafts
+-- Parameters: the worker, the time.
+SELECT run_id FROM draft_requests CROSS JOIN runs USING (run_id)
+WHERE until > ?2 AND owner = ?1 AND status = 'running' ORDER BY run_key

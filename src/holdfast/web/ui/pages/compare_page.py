@@ -12,7 +12,7 @@ from starlette.responses import Response
 from holdfast.app import App
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.record import RunRecord
-from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.store import RunStore, get_record
 from holdfast.core.errors import DefinitionError
 from holdfast.fanout.cells import make_cell_run_id
 from holdfast.fanout.responses import ModelResponse, is_fanout, read_responses
@@ -141,7 +141,7 @@ async def _make_column(app: App, record: RunRecord) -> Column:
 
 async def _exists(store: RunStore, run_id: str) -> bool:
     try:
-        await store.get_record(run_id)
+        await get_record(store, run_id)
     except RunNotFound:
         return False
     return True

@@ -15,9 +15,8 @@ from holdfast.app import App
 from holdfast.batteries.budget import Account, Budget
 from holdfast.batteries.schedule import Job, JobNotFound, ScheduleError
 from holdfast.checkpoint.claims import this_process
-from holdfast.checkpoint.fleet import list_workers
 from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus
-from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.store import RunStore, iter_runs
 from holdfast.core.errors import DefinitionError
 from holdfast.db.tables import TablesError
 from holdfast.runtime.reading.fleet import WorkerRuns, join_workers
@@ -131,8 +130,8 @@ _PAGE = 500
 #: Records that each part of the view reads at most.
 _MAX_RECORDS = 1_000
 _HOURS = 24
-#: Queued and interrupted runs are counted up to this many.
-_MAX_DEPTH = 100_000
+
+
 _UNOWNED = frozenset({RunStatus.QUEUED, RunStatus.INTERRUPTED})
 
 
@@ -178,12 +177,11 @@ async def read_fleet(store: RunStore, principal: Principal, now: datetime) -> Fl
     active, _ = await _list(store, principal, RunFilter(statuses=frozenset({RunStatus.RUNNING})))
     start = now.replace(minute=0, second=0, microsecond=0) - timedelta(hours=_HOURS - 1)
     recent, is_partial = await _list(store, principal, RunFilter(created_after=start))
-    depth = await count_all(store, _MAX_DEPTH) if principal.sees_all else None
-    heartbeats = await list_workers(store) if principal.sees_all else None
+    counted = await store.read_fleet() if principal.sees_all else None
     return Fleet(
-        workers=[_make_row(worker) for worker in join_workers(heartbeats or (), active)],
-        has_all_workers=heartbeats is not None,
-        depth=depth or await _count_unowned(store, principal),
+        workers=[_make_row(worker) for worker in join_workers(() if counted is None else counted.workers, active)],
+        has_all_workers=counted is not None,
+        depth=await _count_unowned(store, principal) if counted is None else StatusCounts(counts=count_all(counted)),
         oldest=await _find_oldest(store, principal, now),
         hours=_group_by_hour(recent, start),
         is_partial=is_partial,
@@ -212,7 +210,7 @@ async def _count_unowned(store: RunStore, principal: Principal) -> StatusCounts:
 async def _find_oldest(store: RunStore, principal: Principal, now: datetime) -> RunSummary | None:
     """Return the oldest run that is due and waits for a worker."""
     seen = 0
-    async for record in store.list_runs(restrict_filter(RunFilter(statuses=_UNOWNED), principal)):
+    async for record in iter_runs(store, restrict_filter(RunFilter(statuses=_UNOWNED), principal)):
         seen += 1
         if record.not_before <= now and principal.can_see(record.run_id, record.caller_id):
             return summarize_run(record)

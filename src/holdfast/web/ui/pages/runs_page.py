@@ -10,7 +10,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.checkpoint.fleet import count_by_status
+from holdfast.checkpoint.fleet import Fleet
 from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore
 from holdfast.core.errors import DefinitionError
@@ -28,8 +28,8 @@ from holdfast.web.ui.site import Site, can_start, count_pending, get_principal
 PAGE_SIZE = 50
 #: Records read at a time, and in all, for a filter that the store cannot apply.
 _SCAN_PAGE, _SCAN_LIMIT = 250, 5_000
-#: Runs of one status are counted up to this many: by the store, or by reading their records.
-_COUNT_LIMIT, _READ_LIMIT = 10_000, 200
+#: Runs of one status that are counted by reading their records.
+_READ_LIMIT = 200
 
 _STATUSES = tuple(RunStatus(status) for status in STATUS_CHOICES if status != NEEDS_YOU)
 #: Runs of these may need a person. Only their records say whether they do.
@@ -107,23 +107,19 @@ async def count_statuses(store: RunStore, filter: RunsFilter, principal: Princip
     query = restrict(filter.to_query(with_status=False), principal)
     if query.get("status") == []:
         return StatusCounts(counts={})
-    counted = await count_all(store, _COUNT_LIMIT) if principal.sees_all and not any(query.values()) else None
-    read = await _count_by_reading(store, query, _STATUSES if counted is None else _NEEDING)
-    if counted is None:
-        return read
-    counts = {**counted.counts, NEEDS_YOU: read.counts[NEEDS_YOU]}
-    return StatusCounts(counts=counts, more=counted.more | (read.more & {NEEDS_YOU}))
+    if not principal.sees_all or any(query.values()):
+        return await _count_by_reading(store, query, _STATUSES)
+    read = await _count_by_reading(store, query, _NEEDING)
+    counts = {**count_all(await store.read_fleet()), NEEDS_YOU: read.counts[NEEDS_YOU]}
+    return StatusCounts(counts=counts, more=read.more & {NEEDS_YOU})
 
 
-async def count_all(store: RunStore, limit: int) -> StatusCounts | None:
-    """Count all runs, up to `limit` of each status. `None` if the store cannot."""
-    counted = await count_by_status(store, limit)
-    if counted is None:
-        return None
-    counts = {status.value: count for status, count in counted.items()}
-    return StatusCounts(
-        counts=counts, more=frozenset(status.value for status, count in counted.items() if count >= limit)
-    )
+def count_all(fleet: Fleet) -> dict[str, int]:
+    """Return the number of runs by status."""
+    counts: Counter[str] = Counter()
+    for each in fleet.counts:
+        counts[each.status.value] += each.count
+    return counts
 
 
 async def _count_by_reading(store: RunStore, query: RunQuery, statuses: Sequence[RunStatus]) -> StatusCounts:

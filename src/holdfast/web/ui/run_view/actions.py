@@ -13,7 +13,7 @@ from starlette.responses import RedirectResponse, Response
 
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.record import TERMINAL_STATUSES, RunRecord, RunStatus
-from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.store import RunStore, get_record
 from holdfast.core.errors import DefinitionError
 from holdfast.core.run.waiting import PERSON_KINDS, Answer, Approve, Deny, Value, WaitingCall
 from holdfast.root_error import HoldfastError
@@ -105,7 +105,7 @@ async def cancel(site: Site, request: Request) -> Response:
     """Cancel a run."""
     record = await site.get_record(request)
     await site.app.cancel(record.run_id)
-    stored = await site.store.get_record(record.run_id)
+    stored = await get_record(site.store, record.run_id)
     return redirect(request, f"/runs/{record.run_id}", "cancelled" if stored.is_terminal else "cancelling")
 
 
@@ -130,7 +130,9 @@ async def resume(site: Site, request: Request) -> Response:
     done, _ = await asyncio.wait({task}, timeout=_REFUSAL_TIMEOUT)
     if not done:
         task.add_done_callback(_log_result)
-    elif (error := task.exception()) is not None and (await site.store.get_record(record.run_id)).token == record.token:
+    elif (error := task.exception()) is not None and (
+        await get_record(site.store, record.run_id)
+    ).token == record.token:
         raise error  # it was refused: no worker has claimed the run
     return redirect(request, f"/runs/{record.run_id}", "resumed")
 
@@ -244,7 +246,7 @@ async def read_tasks(store: RunStore, calls: Sequence[WaitingCall]) -> list[Task
     tasks: list[Task] = []
     for call in calls:
         try:
-            record = await store.get_record(call.run_id)
+            record = await get_record(store, call.run_id)
             stored = await store.load(call.run_id, after=max(-1, record.next_seq - _CONTEXT_ENTRIES - 1))
         except RunNotFound:
             continue
