@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from tests.cli.shell import Shell
 
-from holdfast.cli.demo.invoices import STEPS, Ledger, LedgerEntry, expected_answer
-from holdfast.cli.demo.killing import EMPTY_SNAPSHOT, DemoAttempt, StoreSnapshot, check_attempts
+from holdfast.cli.demo.invoices import STEPS, InvoiceLedger, LedgerEntry, expected_answer
+from holdfast.cli.demo.killing import EMPTY_SNAPSHOT, DemoAttempt, DemoSnapshot, check_attempts
 
 LAST = re.compile(r"demo: 13 steps, 36 tool calls, (\d) kills, 0 lost, 0 repeated")
 
@@ -28,7 +28,9 @@ def test_the_demo_kills_and_loses_nothing(shell: Shell) -> None:
     # The same numbers from what it left behind.
     shown = shell.json("show", "demo", "--store", "sqlite:kept/runs.db")
     assert (shown["run"]["steps"], len(shown["calls"])) == (13, 36)
-    payments = [line.what for line in Ledger(shell.folder / "kept" / "ledger.jsonl").read() if line.action == "start"]
+    payments = [
+        line.what for line in InvoiceLedger(shell.folder / "kept" / "ledger.jsonl").read() if line.action == "start"
+    ]
     paid = sorted(payment for payment in payments if payment.startswith("pay-"))
     assert paid == sorted(f"pay-{number}" for number in range(1, 19))
 
@@ -43,7 +45,7 @@ def test_the_demo_on_a_terminal(shell: Shell) -> None:
 # -- the count ------------------------------------------------------------------------------------------------------
 
 
-def snapshot(steps: int, recorded: set[str], *, output: str | None = None) -> StoreSnapshot:
+def snapshot(steps: int, recorded: set[str], *, output: str | None = None) -> DemoSnapshot:
     return msgspec.structs.replace(
         EMPTY_SNAPSHOT,
         steps=steps,
@@ -54,7 +56,7 @@ def snapshot(steps: int, recorded: set[str], *, output: str | None = None) -> St
     )
 
 
-def make_attempts(first: StoreSnapshot, last: StoreSnapshot | None = None) -> list[DemoAttempt]:
+def make_attempts(first: DemoSnapshot, last: DemoSnapshot | None = None) -> list[DemoAttempt]:
     done = last or snapshot(STEPS, {"read-1", "pay-1"}, output=expected_answer())
     return [
         DemoAttempt(acknowledged=first.steps, killed=True, snapshot=first),
@@ -129,7 +131,7 @@ def test_a_wrong_answer_or_no_kill_is_no_success() -> None:
 
 
 def test_the_ledger_is_what_was_written(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path / "ledger", attempt=3)
+    ledger = InvoiceLedger(tmp_path / "ledger", attempt=3)
     assert ledger.read() == []
     ledger.write("start", "pay-1")
     assert ledger.read() == [LedgerEntry(attempt=3, action="start", what="pay-1")]

@@ -22,7 +22,7 @@ def test_durations(seconds: float, shown: str) -> None:
     ("count", "shown"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (25_000_000, "25 MB"), (4 * 10**12, "4.0 TB")]
 )
 def test_sizes(count: int, shown: str) -> None:
-    assert formatting.size(count) == shown
+    assert formatting.format_size(count) == shown
 
 
 @pytest.mark.parametrize(("dollars", "shown"), [(0.0, ""), (0.00123, "$0.0012"), (1.5, "$1.50")])

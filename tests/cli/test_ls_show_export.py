@@ -53,6 +53,8 @@ def test_ls_lists_the_newest_runs_and_says_that_there_are_more(shell: Shell) -> 
     limited = shell.run("ls", "--limit", "2", "--json")
     assert [run["run_id"] for run in json.loads(limited.stdout)["runs"]] == ["r50", "r49"]
     assert "there are more than these 2 runs" in limited.stderr
+    assert "no runs" in shell.ok("ls", "--until", "1h")
+    assert "no runs" not in shell.ok("ls", "--until", "2100-01-01T00:00")
     everything = shell.run("ls", "--all", "--since", "1h")
     assert len(everything.stdout.splitlines()) == 52
     assert everything.stderr == ""

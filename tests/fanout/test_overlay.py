@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.fanout import Overlay, PathRefused, Workspace, WorkspaceChanged
-from holdfast.runtime.reading.transcript import Call
+from holdfast.runtime.reading.transcript import CallRecord
 
 ON_DISK = {"a.txt": "one two", "sub/b.txt": "three", "sub/deep/c.txt": "four"}
 PATHS = ["a.txt", "sub/b.txt", "sub/deep/c.txt", "new.txt", "sub/new.txt", "sub", "a.txt/below", "new.txt/below", "x/y"]
@@ -53,7 +53,7 @@ def in_model(files: dict[str, str], operation: tuple[Any, ...]) -> bool:
     return True
 
 
-def on_overlay(overlay: Overlay, operation: tuple[Any, ...], number: int) -> Call | None:
+def on_overlay(overlay: Overlay, operation: tuple[Any, ...], number: int) -> CallRecord | None:
     """Do it as a tool would; the call as a loop would tell of it."""
     kind, path, *rest = operation
     names = {"write_file": ["content"], "edit_file": ["old", "new"], "delete_file": []}[kind]
@@ -62,7 +62,9 @@ def on_overlay(overlay: Overlay, operation: tuple[Any, ...], number: int) -> Cal
     except (FileNotFoundError, ValueError, PathRefused):
         return None
     arguments = {"path": path, **dict(zip(names, rest, strict=True))}
-    return Call(call_id=f"{number}", tool=kind, arguments=arguments, state="done", result=msgspec.to_builtins(change))
+    return CallRecord(
+        call_id=f"{number}", tool=kind, arguments=arguments, state="done", result=msgspec.to_builtins(change)
+    )
 
 
 @settings(max_examples=150, deadline=None)
@@ -113,8 +115,8 @@ def test_calls_that_failed_and_tools_of_the_same_name_are_not_repeated(tmp_path:
     arguments = {"path": "a.txt", "content": "x"}
     overlay.replay(
         [
-            Call(call_id="1", tool="write_file", arguments=arguments, state="error", result="refused"),
-            Call(call_id="2", tool="write_file", arguments=arguments, state="done", result="of another tool"),
+            CallRecord(call_id="1", tool="write_file", arguments=arguments, state="error", result="refused"),
+            CallRecord(call_id="2", tool="write_file", arguments=arguments, state="done", result="of another tool"),
         ]
     )
     assert overlay.writes == ()

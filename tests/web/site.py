@@ -140,7 +140,7 @@ def authorize_guest(request: Request) -> Principal | None:
     """The header `x-user` names the user; a request without it is that of a guest."""
     user = request.headers.get("x-user", "guest")
     scopes: set[Scope] = {"read"} if user == "reader" else {"read", "send", "answer"}
-    return None if user == "nobody" else Principal(caller_id=user, scopes=scopes)
+    return None if user == "stranger" else Principal(caller_id=user, scopes=scopes)
 
 
 def make_site(app: App, kind: str) -> ASGIApp:

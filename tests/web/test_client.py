@@ -13,7 +13,7 @@ from holdfast import Approve, Deny, RunWaiting, Value
 from holdfast.checkpoint.errors import RunConflict, RunEnded, RunNotFound
 from holdfast.client import AsyncClient, Client, ServerUnavailable
 from holdfast.core.errors import DefinitionError, RunCancelled, RunFailed
-from holdfast.runtime.reading.transcript import Call
+from holdfast.runtime.reading.transcript import CallRecord
 from holdfast.stores import store_from_url
 from holdfast.web.errors import Forbidden, NotAuthenticated
 
@@ -35,7 +35,7 @@ def test_the_sync_client_has_the_methods_of_the_async_one() -> None:
     assert list(inspect.signature(Client).parameters) == list(inspect.signature(AsyncClient).parameters)
 
 
-async def wait_for_call(client: AsyncClient, run_id: str, tool: str) -> Call:
+async def wait_for_call(client: AsyncClient, run_id: str, tool: str) -> CallRecord:
     while True:
         for call in (await client.get(run_id)).pending_calls:
             if call.tool == tool and call.state == "needs approval":

@@ -141,8 +141,8 @@ class Doctor:
     def _describe_sample(self) -> str:
         if self._stride == 1:
             return ""
-        read = formatting.number(self._sampled // self._stride)
-        return f" (the journals of {read} of {formatting.number(self._sampled)} queued and ended runs; --all reads all)"
+        read, ended = map(formatting.format_number, (self._sampled // self._stride, self._sampled))
+        return f" (the journals of {read} of {ended} queued and ended runs; --all reads all)"
 
     async def _check_store(self) -> list[Finding]:
         if not isinstance(self._store, SupportsHealthCheck):
@@ -150,10 +150,10 @@ class Doctor:
         health = await self._store.check_health()
         is_newest = health.version == health.known_version
         newest = "the newest" if is_newest else f"this code knows {health.known_version}"
-        free = f", {formatting.size(health.free)} of it free" if health.free else ""
+        free = f", {formatting.format_size(health.free)} of it free" if health.free else ""
         findings = [
             Finding(check="schema", level="ok", detail=f"version {health.version}, {newest}"),
-            Finding(check="size", level="ok", detail=f"{formatting.size(health.size)}{free}"),
+            Finding(check="size", level="ok", detail=f"{formatting.format_size(health.size)}{free}"),
             Finding(
                 check="integrity",
                 level="wrong" if health.problems else "ok",
@@ -218,7 +218,7 @@ class Doctor:
         statuses = ", ".join(f"{count} {status}" for status, count in sorted(self._statuses.items())) or "none"
         alive, dead = self._owners[True], self._owners[False]
         findings = [
-            Finding(check="runs", level="ok", detail=f"{statuses}; {formatting.size(self._size)} of journals"),
+            Finding(check="runs", level="ok", detail=f"{statuses}; {formatting.format_size(self._size)} of journals"),
             Finding(
                 check="workers",
                 level="warning" if dead else "ok",

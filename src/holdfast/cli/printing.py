@@ -29,7 +29,7 @@ from holdfast.db.urls import redact_url
 from holdfast.runtime.operations.verdicts import Verdict
 from holdfast.runtime.reading import formatting
 from holdfast.runtime.reading.pending_calls import PendingCall
-from holdfast.runtime.reading.transcript import Call, TranscriptItem
+from holdfast.runtime.reading.transcript import CallRecord, TranscriptItem
 
 _MAX_TEXT_LENGTH = 2_000
 _MAX_CONTENT_LENGTH = 160
@@ -77,7 +77,7 @@ class TranscriptPrinter:
         took, tokens = "", item.usage.total_tokens
         if item.at is not None and self._last_step_at is not None:
             took = f", {formatting.duration(item.at - self._last_step_at)}"
-        used = f", {formatting.number(tokens - self._tokens)} tokens" if tokens > self._tokens else ""
+        used = f", {formatting.format_number(tokens - self._tokens)} tokens" if tokens > self._tokens else ""
         spent = f", {formatting.cost(item.usage.cost_usd)} so far" if item.usage.cost_usd else ""
         at = f" at {format_time(item.at)}" if item.at is not None else ""
         retries = item.retries - self._retries
@@ -110,7 +110,7 @@ class TranscriptPrinter:
         return format_value(content) if self._full else one_line(format_value(content), _MAX_CONTENT_LENGTH)
 
 
-def format_call(call: Call, *, full: bool = False) -> str:
+def format_call(call: CallRecord, *, full: bool = False) -> str:
     """Format a call, such as `pay(amount=3) once c7`. Long arguments are truncated unless `full`."""
     if isinstance(call.arguments, dict):
         length = sys.maxsize if full else _MAX_ARGUMENT_LENGTH
@@ -151,7 +151,7 @@ class EventPrinter:
         """Return the line for an event that is no part of a transcript, and its style."""
         match event:
             case ToolCalled():
-                call = Call(call_id=event.call_id, tool=event.tool, arguments=event.arguments)
+                call = CallRecord(call_id=event.call_id, tool=event.tool, arguments=event.arguments)
                 return f"  {format_call(call, full=self._full)}", "blue"
             case RetryScheduled():
                 pause = formatting.duration(event.delay)

@@ -13,7 +13,7 @@ from holdfast.core.agents.tool import Tool, tool
 from holdfast.core.agents.tool_context import current_call
 from holdfast.fanout.errors import FanoutError, PathRefused, WorkspaceChanged
 from holdfast.fanout.workspace import Workspace, WriteSnapshot
-from holdfast.runtime.reading.transcript import Call
+from holdfast.runtime.reading.transcript import CallRecord
 
 #: Limit of lines that a search returns.
 MAX_MATCHES = 200
@@ -154,7 +154,7 @@ class Overlay:
 
     # -- after a crash ------------------------------------------------------------------------------------------
 
-    def replay(self, calls: Iterable[Call]) -> None:
+    def replay(self, calls: Iterable[CallRecord]) -> None:
         """Propose the writes of these calls again, in their order.
 
         Raises:
@@ -172,7 +172,7 @@ class Overlay:
                 self._writes[write.path] = write
                 self._change_count = max(self._change_count, change.change)
 
-    def _repeat(self, key: str, call: Call) -> WriteSnapshot:
+    def _repeat(self, key: str, call: CallRecord) -> WriteSnapshot:
         if call.tool == "delete_file":
             return WriteSnapshot(path=key, delete=True)
         if call.tool == "write_file":
@@ -183,11 +183,11 @@ class Overlay:
         return WriteSnapshot(path=key, content=text.replace(call.arguments["old"], call.arguments["new"]))
 
 
-def _change_number(pair: tuple[Change, Call]) -> int:
+def _change_number(pair: tuple[Change, CallRecord]) -> int:
     return pair[0].change
 
 
-def _parse_change(call: Call) -> Change | None:
+def _parse_change(call: CallRecord) -> Change | None:
     if call.tool not in _WRITE_TOOLS:
         return None
     try:

@@ -15,7 +15,7 @@ from holdfast.fanout.errors import WorkspaceChanged
 from holdfast.fanout.overlay import Overlay
 from holdfast.fanout.workspace import Workspace, WriteSnapshot
 from holdfast.runtime.reading.run_views import RunDetails, describe_run
-from holdfast.runtime.reading.transcript import Call, Transcript, get_loop_name
+from holdfast.runtime.reading.transcript import CallRecord, Transcript, get_loop_name
 
 #: The tool of the fan-out's run that asks one cell.
 ASK_TOOL = "ask_model"
@@ -110,7 +110,7 @@ class StoredCell(msgspec.Struct, frozen=True, kw_only=True):
     #: Without proposed writes.
     response: ModelResponse
     #: The calls that have a result.
-    calls: Sequence[Call]
+    calls: Sequence[CallRecord]
 
 
 def is_fanout(record: RunRecord) -> bool:
@@ -151,7 +151,7 @@ async def list_unfinished(store: RunStore, run_id: str, *, failed: bool) -> froz
     return frozenset(found)
 
 
-async def _read_calls(store: RunStore, run_id: str) -> list[Call]:
+async def _read_calls(store: RunStore, run_id: str) -> list[CallRecord]:
     stored = await store.load(run_id)
     transcript = Transcript(get_loop_name(stored.record))
     transcript.read(stored.entries)
@@ -185,7 +185,7 @@ async def read_cell(store: RunStore, run_id: str, model_id: str) -> StoredCell |
     return StoredCell(response=response, calls=calls)
 
 
-async def _read_response(store: RunStore, run_id: str, call: Call, workspace: Workspace | None) -> ModelResponse:
+async def _read_response(store: RunStore, run_id: str, call: CallRecord, workspace: Workspace | None) -> ModelResponse:
     model_id = call.arguments["cell"]
     recorded = msgspec.convert(call.result, CellRecord) if call.state == "done" else None
     if recorded is not None and recorded.given is not None:
@@ -201,7 +201,9 @@ async def _read_response(store: RunStore, run_id: str, call: Call, workspace: Wo
     return _add_proposed_writes(response, cell.calls if cell is not None else (), workspace)
 
 
-def _add_proposed_writes(response: ModelResponse, calls: Sequence[Call], workspace: Workspace | None) -> ModelResponse:
+def _add_proposed_writes(
+    response: ModelResponse, calls: Sequence[CallRecord], workspace: Workspace | None
+) -> ModelResponse:
     if workspace is None or not calls:
         return response
     overlay = Overlay(workspace)

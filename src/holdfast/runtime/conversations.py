@@ -149,8 +149,6 @@ _TOPICS = {"queue": TURN_TOPIC, "steer": MESSAGE_TOPIC, "interrupt": INTERRUPT_T
 #: Every conversation has this label, so that listings find them.
 CONVERSATION_LABEL = {"holdfast.type": "conversation"}
 
-#: Characters of a key.
-_MAX_KEY = 1_000
 _SAFE = re.compile(r"[A-Za-z0-9._-]{1,80}")
 
 
@@ -185,8 +183,8 @@ class Conversation(Generic[OutputT]):
         Raises:
             DefinitionError: the key or a label is not text.
         """
-        if not isinstance(key, str) or not 0 < len(key) <= _MAX_KEY:
-            raise DefinitionError(f"the key is {key!r:.80}: give 1 to {_MAX_KEY} characters")
+        if not isinstance(key, str) or not 0 < len(key) <= 1_000:
+            raise DefinitionError(f"the key is {key!r:.80}: give 1 to 1,000 characters")
         self._agent = agent
         self.key = key
         self.run_id: str = make_conversation_id(agent.name, key)

@@ -24,7 +24,7 @@ HOST = "127.0.0.1"
 _GRACE = 2
 
 
-class _Server(uvicorn.Server):
+class _LocalServer(uvicorn.Server):
     """A server that leaves the signals of the process to its caller."""
 
     @contextmanager
@@ -49,7 +49,7 @@ async def serve_locally(site: ASGIApp, port: int, *, path: Path | None = None) -
         config = uvicorn.Config(
             site, lifespan="off", log_level="warning", proxy_headers=False, timeout_graceful_shutdown=_GRACE
         )
-        server = _Server(config)
+        server = _LocalServer(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             yield str(path) if path is not None else f"http://{HOST}:{listener.getsockname()[1]}"

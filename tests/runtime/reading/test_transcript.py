@@ -13,11 +13,11 @@ from holdfast.checkpoint.codec import Step, decode
 from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.record import RunStatus
 from holdfast.clock import SYSTEM_CLOCK
-from holdfast.runtime.reading.transcript import Call, Transcript, get_loop_name
+from holdfast.runtime.reading.transcript import CallRecord, Transcript, get_loop_name
 from holdfast.stores.memory import MemoryStore
 
 
-async def read_calls(store: MemoryStore) -> tuple[list[Call], list[str]]:
+async def read_calls(store: MemoryStore) -> tuple[list[CallRecord], list[str]]:
     """The calls of the run, and the kinds of its items."""
     stored = await store.load("r1")
     transcript = Transcript(get_loop_name(stored.record))

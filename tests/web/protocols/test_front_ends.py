@@ -151,9 +151,9 @@ async def test_the_chat_of_another_user_does_not_exist(chat_site: Site, protocol
         assert (await ann.post(path, json=make_body(protocol, chat), headers=foreign)).status_code == 403
         assert (await ann.post(f"/{protocol}/none", json=make_body(protocol, chat))).status_code == 422
     reads = [f"{path}/{chat}/messages"] + ([f"{path}/{chat}/stream"] if protocol == "vercel-ai" else [])
-    async with chat_site.client("nobody") as nobody:
-        assert (await nobody.post(path, json=make_body(protocol, chat))).status_code == 401
-        assert [(await nobody.get(read)).status_code for read in reads] == [401] * len(reads)
+    async with chat_site.client("stranger") as anonymous:
+        assert (await anonymous.post(path, json=make_body(protocol, chat))).status_code == 401
+        assert [(await anonymous.get(read)).status_code for read in reads] == [401] * len(reads)
     async with chat_site.client("bob") as bob, chat_site.client("ann") as ann:
         assert (await bob.get(reads[0])).text == "[]"  # his own chat with this key, which has not begun
         assert "you said hello" in (await bob.post(path, json=make_body(protocol, chat))).text

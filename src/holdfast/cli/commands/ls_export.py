@@ -77,6 +77,10 @@ def ls(
         str,
         typer.Option("--since", metavar="TIME", help="Only runs created since then: 30m, 2h, 3d ago, or an ISO time."),
     ] = "",
+    until: Annotated[
+        str,
+        typer.Option("--until", metavar="TIME", help="Only runs created before then: 30m, 2h, 3d ago, or an ISO time."),
+    ] = "",
     limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="Only the newest N.")] = 50,
     list_all: Annotated[bool, typer.Option("--all", help="All runs, without a limit.")] = False,
     store: StoreOption = "",
@@ -95,7 +99,8 @@ def ls(
         caller=caller or None,
         parent=parent or None,
         labels=parse_labels(label),
-        since=_parse_since(since),
+        since=_parse_time(since, "--since"),
+        until=_parse_time(until, "--until"),
     )
     found = asyncio.run(_list_all(store, query) if list_all else _list_newest(store, query, limit))
     if as_json:
@@ -106,8 +111,8 @@ def ls(
         print_diagnostic(f"there are more than these {len(found.runs)} runs: use --limit N, or --all for all of them")
 
 
-def _parse_since(given: str) -> datetime | None:
-    return parse_past_time(given, "--since", utc_now()) if given else None
+def _parse_time(given: str, option: str) -> datetime | None:
+    return parse_past_time(given, option, utc_now()) if given else None
 
 
 async def _list_newest(store_url: str, query: RunQuery, limit: int) -> RunList:
@@ -137,10 +142,10 @@ def _print_runs(output: Output, runs: tuple[RunSummary, ...]) -> None:
             run.status,
             run.agent,
             formatting.duration(now - run.created_at),
-            formatting.number(run.steps),
-            formatting.number(run.usage.total_tokens),
+            formatting.format_number(run.steps),
+            formatting.format_number(run.usage.total_tokens),
             formatting.cost(run.usage.cost_usd),
-            formatting.size(run.size),
+            formatting.format_size(run.size),
             run.owner if run.owner and run.owner_alive else "",
             one_line(run.waits_for if run.status is RunStatus.WAITING else _strip_run(run), 200),
         ]

@@ -30,7 +30,7 @@ from holdfast.runtime.operations.verdicts import PICK, Verdict, read_verdict
 from holdfast.runtime.reading import formatting
 from holdfast.runtime.reading.formatting import utc_now
 from holdfast.runtime.reading.run_views import RunSummary, describe_run, read_attempts, summarize_run
-from holdfast.runtime.reading.transcript import Call, Transcript, TranscriptItem, get_loop_name, read_record_waits
+from holdfast.runtime.reading.transcript import CallRecord, Transcript, TranscriptItem, get_loop_name, read_record_waits
 from holdfast.runtime.streams.hub import EventHub
 
 _WAITING_STATES = ("needs approval", "needs result", "waiting")
@@ -111,7 +111,7 @@ def _describe_parts(items: list[TranscriptItem], transcript: Transcript, childre
 def _print_summary(output: Output, run: RunSummary, pick: Verdict | None) -> None:
     now = utc_now()
     expires = f"{format_time(run.expires_at)}, in {formatting.duration(run.expires_at - now)}" if run.expires_at else ""
-    tokens, cost = formatting.number(run.usage.total_tokens), formatting.cost(run.usage.cost_usd)
+    tokens, cost = formatting.format_number(run.usage.total_tokens), formatting.cost(run.usage.cost_usd)
     rows = [
         ("run", run.run_id),
         ("status", run.status + (f": {run.reason}" if run.reason else "")),
@@ -125,7 +125,7 @@ def _print_summary(output: Output, run: RunSummary, pick: Verdict | None) -> Non
         ("expires", expires),
         ("waits", _format_waiting(run, now)),
         ("used", f"{run.steps} {'step' if run.steps == 1 else 'steps'}, {tokens} tokens{f', {cost}' if cost else ''}"),
-        ("size", formatting.size(run.size)),
+        ("size", formatting.format_size(run.size)),
         ("owner", f"{run.owner} ({'alive' if run.owner_alive else 'dead'})" if run.owner else ""),
         ("strikes", str(run.strikes) if run.strikes else ""),
         ("retries", _format_retries(run, now)),
@@ -185,11 +185,11 @@ def _print_open_calls_and_children(output: Output, transcript: Transcript, child
             output.print_line(f"{call.state}: {printed}{said}", STYLES.get(call.state, ""))
     if children:
         output.print_line()
-        rows = [[child.run_id, child.status, child.agent, formatting.number(child.steps)] for child in children]
+        rows = [[child.run_id, child.status, child.agent, formatting.format_number(child.steps)] for child in children]
         output.print_table(["CHILD", "STATUS", "AGENT", "STEPS"], rows, right=("STEPS",))
 
 
-def _format_answer_command(run_id: str, calls: list[Call], store: str) -> str:
+def _format_answer_command(run_id: str, calls: list[CallRecord], store: str) -> str:
     """Return the command that answers the calls. The agent's code encodes the answers."""
     answers = [f"{call.call_id}={'true' if call.state == 'needs approval' else 'RESULT'}" for call in calls]
     options = [part for answer in answers for part in ("--resolve", answer)]

@@ -71,8 +71,8 @@ def _make_queues(activity: Activity) -> FrameTable:
         oldest = min((each.oldest for each in own if each is not None and each.oldest is not None), default=None)
         age = "" if oldest is None else formatting.duration(activity.at - oldest)
         due = sum(each.due for each in own if each is not None)
-        numbers = ["" if each is None else formatting.number(each.count) for each in own]
-        rows.append([agent, formatting.number(due) if due else "", age, *numbers])
+        numbers = ["" if each is None else formatting.format_number(each.count) for each in own]
+        rows.append([agent, formatting.format_number(due) if due else "", age, *numbers])
     right = ["DUE", "OLDEST", *(status.value.upper() for status in statuses)]
     return FrameTable("queues", ["AGENT", *right], rows, right)
 
@@ -82,7 +82,7 @@ def _make_workers(activity: Activity) -> FrameTable:
         [
             each.worker_id,
             _describe_state(each),
-            formatting.number(each.runs),
+            formatting.format_number(each.runs),
             _format_age(activity.at, each.last_heartbeat),
             _format_age(activity.at, each.last_write),
             "" if each.pid is None else f"{each.host} · {each.pid}",
@@ -112,8 +112,8 @@ def _make_stuck(activity: Activity) -> FrameTable:
             each.status.value,
             each.agent,
             formatting.duration(activity.at - each.since),
-            formatting.number(each.steps),
-            formatting.number(each.strikes),
+            formatting.format_number(each.steps),
+            formatting.format_number(each.strikes),
             one_line(each.reason, _REASON_LENGTH),
         ]
         for each in activity.stuck

@@ -39,7 +39,7 @@ class LedgerEntry(msgspec.Struct, frozen=True, kw_only=True):
     what: str
 
 
-class Ledger:
+class InvoiceLedger:
     """An append-only file. An action is in it before it counts as done."""
 
     def __init__(self, path: Path, attempt: int = 0) -> None:
@@ -83,7 +83,7 @@ def expected_answer() -> str:
     return f"{count} invoices are paid, {sum(map(get_invoice_amount, range(1, count + 1)))} in all."
 
 
-def build_agent(ledger: Ledger, pace: float) -> Agent:
+def build_agent(ledger: InvoiceLedger, pace: float) -> Agent:
     """Build the agent. With a `pace` of 1 its tools take some tenths of a second."""
 
     async def work(name: str) -> None:
@@ -151,7 +151,7 @@ class EventForwarder:
     async def on_error(self, info: RunInfo, error: BaseException) -> None: ...
 
 
-async def run_worker(store: RunStore, ledger: Ledger, pace: float) -> None:
+async def run_worker(store: RunStore, ledger: InvoiceLedger, pace: float) -> None:
     """Recover until the run is terminal."""
     async with App([build_agent(ledger, pace)], store, worker=False, listener=EventForwarder()) as app:
         while not (await get_record(store, RUN_ID)).is_terminal:
@@ -161,4 +161,4 @@ async def run_worker(store: RunStore, ledger: Ledger, pace: float) -> None:
 
 if __name__ == "__main__":
     _, url, ledger, attempt, pace = sys.argv
-    asyncio.run(run_worker(store_from_url(url), Ledger(Path(ledger), int(attempt)), float(pace)))
+    asyncio.run(run_worker(store_from_url(url), InvoiceLedger(Path(ledger), int(attempt)), float(pace)))

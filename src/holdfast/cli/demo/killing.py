@@ -28,7 +28,7 @@ from holdfast.cli.demo.invoices import (
     ROUNDS,
     RUN_ID,
     STEPS,
-    Ledger,
+    InvoiceLedger,
     LedgerEntry,
     expected_answer,
 )
@@ -40,7 +40,7 @@ from holdfast.core.run.run_events import Event, StatusChanged, StepStarted, Tool
 from holdfast.runtime.reading.transcript import Transcript, get_loop_name
 
 
-class StoreSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+class DemoSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The stored run between two attempts."""
 
     steps: int
@@ -53,7 +53,7 @@ class StoreSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     output: str | None
 
     @classmethod
-    def from_stored(cls, stored: StoredRun) -> "StoreSnapshot":
+    def from_stored(cls, stored: StoredRun) -> "DemoSnapshot":
         transcript = Transcript(get_loop_name(stored.record))
         items = transcript.read(stored.entries)
         recorded = frozenset(call.call_id for call in transcript.calls if call.state == "done")
@@ -69,9 +69,7 @@ class StoreSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 #: Before the first attempt.
-EMPTY_SNAPSHOT = StoreSnapshot(
-    steps=0, entries={}, recorded=frozenset(), unanswered=frozenset(), replies=0, output=None
-)
+EMPTY_SNAPSHOT = DemoSnapshot(steps=0, entries={}, recorded=frozenset(), unanswered=frozenset(), replies=0, output=None)
 
 
 class DemoAttempt(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +78,7 @@ class DemoAttempt(msgspec.Struct, frozen=True, kw_only=True):
     #: Steps that the process had reported as finished.
     acknowledged: int
     killed: bool
-    snapshot: StoreSnapshot
+    snapshot: DemoSnapshot
 
 
 class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,7 +193,7 @@ class Demo:
             self._attempts.append(attempt)
             if not attempt.killed:
                 break
-        return check_attempts(self._attempts, Ledger(self._ledger).read())
+        return check_attempts(self._attempts, InvoiceLedger(self._ledger).read())
 
     async def _run_attempt(self, kill: PlannedKill | None) -> DemoAttempt:
         number = len(self._attempts) + 1
@@ -223,7 +221,7 @@ class Demo:
         if process.returncode and not killed:
             raise CommandError(f"attempt {number} exited with {process.returncode}: {stderr.decode()[-500:]}")
         async with open_store(self.store_url) as store:
-            snapshot = StoreSnapshot.from_stored(await store.load(RUN_ID))
+            snapshot = DemoSnapshot.from_stored(await store.load(RUN_ID))
         self._print_end(snapshot, killed=killed)
         return DemoAttempt(acknowledged=max(0, step - 1), killed=killed, snapshot=snapshot)
 
@@ -262,12 +260,12 @@ class Demo:
 
     def _print_reconciled(self) -> None:
         """Print the payments in doubt that were reconciled since the last call."""
-        reconciled = [line.what for line in Ledger(self._ledger).read() if line.action == "found"]
+        reconciled = [line.what for line in InvoiceLedger(self._ledger).read() if line.action == "found"]
         for payment in reconciled[self._reconciled_count :]:
             self._output.print_line(f"           {payment} was in doubt: reconciled as paid, not paid again", "cyan")
         self._reconciled_count = len(reconciled)
 
-    def _print_end(self, snapshot: StoreSnapshot, *, killed: bool) -> None:
+    def _print_end(self, snapshot: DemoSnapshot, *, killed: bool) -> None:
         if killed:
             doubt = f"; without a result: {', '.join(sorted(snapshot.unanswered))}" if snapshot.unanswered else ""
             self._output.print_line(

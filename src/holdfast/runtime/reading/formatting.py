@@ -27,21 +27,6 @@ def duration(length: timedelta) -> str:
     return f"{seconds:.0f} s"
 
 
-def size(count: int) -> str:
-    """`999 B`, `1.5 kB`, `20 MB`."""
-    amount = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if amount < 1000:
-            return f"{count} B" if unit == "B" else f"{amount:.1f} {unit}" if amount < 10 else f"{amount:.0f} {unit}"
-        amount /= 1000
-    return f"{amount:.1f} TB"
-
-
-def number(count: int) -> str:
-    """`12,345`."""
-    return f"{count:,}"
-
-
 def cost(dollars: float) -> str:
     """`$0.0123`, `$1.50`; empty for zero."""
     if dollars == 0:
@@ -103,11 +88,11 @@ def format_amount(value: float, unit: str) -> str:
 def format_size(count: int) -> str:
     """`999 B`, `1.5 kB`, `20 MB`."""
     amount = float(count)
-    for unit in ("B", "kB", "MB"):
+    for unit in ("B", "kB", "MB", "GB"):
         if amount < 1000:
             return f"{count} B" if unit == "B" else f"{amount:.1f} {unit}" if amount < 10 else f"{amount:.0f} {unit}"
         amount /= 1000
-    return f"{amount:.1f} GB"
+    return f"{amount:.1f} TB"
 
 
 def format_count(count: int, noun: str, plural: str = "") -> str:

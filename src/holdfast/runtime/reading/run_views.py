@@ -18,7 +18,7 @@ from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import Usage
 from holdfast.core.run.status import AttemptEnd
 from holdfast.core.validation import to_utc
-from holdfast.runtime.reading.transcript import Call, Transcript, get_loop_name
+from holdfast.runtime.reading.transcript import CallRecord, Transcript, get_loop_name
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,9 +87,9 @@ class RunDetails(RunSummary, frozen=True, kw_only=True):
     """One run with what its journal says about its present state."""
 
     #: Calls without a result, with their arguments. `state` says what each waits for.
-    pending_calls: tuple[Call, ...]
+    pending_calls: tuple[CallRecord, ...]
     #: Calls that waited for a person or a result and no longer do. `decision` says who answered what, and when.
-    decided_calls: tuple[Call, ...] = ()
+    decided_calls: tuple[CallRecord, ...] = ()
     #: Which workers executed the run, oldest first: the newest attempts. Empty if a version that did not record them
     #: executed it.
     attempts: tuple[AttemptRecord, ...] = ()

@@ -34,7 +34,7 @@ _WAIT_STATES: dict[WaitKind, CallState] = {
 _ANSWERED_STATES = ("done", "error")
 
 
-class Call(msgspec.Struct, kw_only=True):
+class CallRecord(msgspec.Struct, kw_only=True):
     """A tool call and its result."""
 
     call_id: str
@@ -74,7 +74,7 @@ class TranscriptItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     kind: ItemKind
     text: str = ""
     #: The calls that a reply asks for.
-    calls: list[Call] = []
+    calls: list[CallRecord] = []
     #: The call that a result or a resolution answers, the tool, and whether it is an error.
     call_id: str = ""
     tool: str = ""
@@ -104,16 +104,16 @@ class Transcript:
             effects: the known effects of the tools, by name.
         """
         self._loop, self._effects = loop, effects or {}
-        self.calls: list[Call] = []
+        self.calls: list[CallRecord] = []
         #: The latest call of each id: ids are unique only within a reply.
-        self._calls_by_id: dict[str, Call] = {}
+        self._calls_by_id: dict[str, CallRecord] = {}
 
     def read(self, entries: Iterable[Entry]) -> list[TranscriptItem]:
         """Return the items of the next entries. ADOPT entries have none: they refer to earlier results."""
         return [item for entry in entries for item in self._read_entry(entry)]
 
     @property
-    def unanswered(self) -> list[Call]:
+    def unanswered(self) -> list[CallRecord]:
         """Calls without a result."""
         return [call for call in self.calls if call.state not in _ANSWERED_STATES]
 
@@ -217,8 +217,8 @@ class Transcript:
             self._record_result(call_id, content)
         return TranscriptItem(seq=seq, kind="result" if call_id else "message", call_id=call_id, content=content)
 
-    def _record_call(self, request: ToolCall) -> Call:
-        call = Call(
+    def _record_call(self, request: ToolCall) -> CallRecord:
+        call = CallRecord(
             call_id=request.id,
             tool=request.name,
             arguments=request.arguments,

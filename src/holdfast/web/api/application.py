@@ -20,7 +20,7 @@ from holdfast.core.trace_context import continue_trace
 from holdfast.root_error import HoldfastError
 from holdfast.runtime.status_server import CONTENT_TYPE
 from holdfast.web.api.conversation_operations import CONVERSATION_OPERATIONS
-from holdfast.web.api.operation import Context, Operation, Parameter, read_body
+from holdfast.web.api.operation import Context, Operation, RequestParameter, read_body
 from holdfast.web.api.problems import respond_to_error, respond_to_http_error, respond_to_unexpected_error
 from holdfast.web.api.run_operations import RUN_OPERATIONS
 from holdfast.web.auth import LOCAL_PRINCIPAL, Authorize, Principal, authenticate, check_origin, check_unix_socket
@@ -75,7 +75,7 @@ def _describe(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     return described
 
 
-def _describe_parameter(parameter: Parameter) -> dict[str, Any]:
+def _describe_parameter(parameter: RequestParameter) -> dict[str, Any]:
     return {
         "name": parameter.name,
         "in": parameter.place,

@@ -19,7 +19,7 @@ from holdfast.web.api.operation import (
     MAX_WAIT,
     Context,
     Operation,
-    Parameter,
+    RequestParameter,
     describe_number,
     read_number,
 )
@@ -208,7 +208,7 @@ CONVERSATION_OPERATIONS = (
         summary="Wait for the end of a turn. 202 says that it has not ended, and the client asks again.",
         response=TurnSummary,
         parameters=(
-            Parameter(
+            RequestParameter(
                 name="wait", description="How many seconds to wait.", schema=describe_number(DEFAULT_WAIT, MAX_WAIT)
             ),
         ),

@@ -56,7 +56,7 @@ Handler = Callable[[Context], Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
+class RequestParameter:
     """A query parameter or a header."""
 
     name: str
@@ -81,7 +81,7 @@ class Operation:
     response: Any = None
     status: int = 200
     media_type: str = "application/json"
-    parameters: tuple[Parameter, ...] = ()
+    parameters: tuple[RequestParameter, ...] = ()
 
 
 #: The largest body of a request. A message to a run may have 4 MiB, which JSON may make longer.
@@ -207,17 +207,17 @@ def describe_number(default: int, maximum: int) -> Mapping[str, Any]:
 
 
 LIST_PARAMETERS = (
-    Parameter(name="status", description="A status; may be repeated."),
-    Parameter(name="agent", description="The name of an agent."),
-    Parameter(name="caller", description="A caller id. Most principals see their own runs only."),
-    Parameter(name="parent", description="The id of the run that started them."),
-    Parameter(name="label", description="NAME=VALUE; may be repeated."),
-    Parameter(name="since", description="Created at this time or later.", schema=_TIME),
-    Parameter(name="until", description="Created before this time.", schema=_TIME),
-    Parameter(
+    RequestParameter(name="status", description="A status; may be repeated."),
+    RequestParameter(name="agent", description="The name of an agent."),
+    RequestParameter(name="caller", description="A caller id. Most principals see their own runs only."),
+    RequestParameter(name="parent", description="The id of the run that started them."),
+    RequestParameter(name="label", description="NAME=VALUE; may be repeated."),
+    RequestParameter(name="since", description="Created at this time or later.", schema=_TIME),
+    RequestParameter(name="until", description="Created before this time.", schema=_TIME),
+    RequestParameter(
         name="limit",
         description="How many runs a page has.",
         schema=describe_number(DEFAULT_PAGE, MAX_PAGE),
     ),
-    Parameter(name="cursor", description="The cursor of the page before."),
+    RequestParameter(name="cursor", description="The cursor of the page before."),
 )

@@ -23,7 +23,7 @@ from holdfast.web.api.operation import (
     MAX_WAIT,
     Context,
     Operation,
-    Parameter,
+    RequestParameter,
     describe_number,
     read_number,
     read_query,
@@ -218,7 +218,7 @@ RUN_OPERATIONS = (
         response=RunReference,
         status=202,
         parameters=(
-            Parameter(
+            RequestParameter(
                 name="Idempotency-Key",
                 description="The run id. The same id again with the same agent and input is the same run.",
                 place="header",
@@ -250,7 +250,7 @@ RUN_OPERATIONS = (
         summary="Wait for the result of a run. 202 says that it has not ended, and the client asks again.",
         response=RunResult,
         parameters=(
-            Parameter(
+            RequestParameter(
                 name="wait",
                 description="How many seconds to wait.",
                 schema=describe_number(DEFAULT_WAIT, MAX_WAIT),
@@ -266,8 +266,10 @@ RUN_OPERATIONS = (
         response=Event,
         media_type="text/event-stream",
         parameters=(
-            Parameter(name="Last-Event-ID", description="Continue after this event.", place="header"),
-            Parameter(name="after", description="The same as Last-Event-ID, for the first connection of a browser."),
+            RequestParameter(name="Last-Event-ID", description="Continue after this event.", place="header"),
+            RequestParameter(
+                name="after", description="The same as Last-Event-ID, for the first connection of a browser."
+            ),
         ),
     ),
     Operation(

@@ -8,7 +8,7 @@ from holdfast.root_error import HoldfastError
 from holdfast.runtime.reading.formatting import utc_now
 from holdfast.web.auth import find_visible
 from holdfast.web.ui.pages.run_filter import RunsFilter, parse_filter
-from holdfast.web.ui.pages.runs_page import RunRow, read_rows
+from holdfast.web.ui.pages.runs_page import ListedRun, read_rows
 from holdfast.web.ui.run_view.actions import BULK_ACTIONS, BulkAction, read_form
 from holdfast.web.ui.site import Site, count_pending, get_principal
 
@@ -44,8 +44,8 @@ async def apply(site: Site, request: Request) -> Response:
     return site.render(request, "bulk_done.html", action=action, done=done, refused=refused)
 
 
-async def _list_rows(site: Site, request: Request, wanted: RunsFilter) -> list[RunRow]:
-    rows: list[RunRow] = []
+async def _list_rows(site: Site, request: Request, wanted: RunsFilter) -> list[ListedRun]:
+    rows: list[ListedRun] = []
     cursor: str | None = None
     while len(rows) < 5 * MAX_RUNS:
         page = await read_rows(site.store, wanted, get_principal(request), utc_now(), cursor)

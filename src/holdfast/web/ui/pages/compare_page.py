@@ -61,7 +61,7 @@ class FileView(msgspec.Struct, frozen=True, kw_only=True):
     lines: Sequence[Line] = ()
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+class ResultComparison(msgspec.Struct, frozen=True, kw_only=True):
     """Several answers to one prompt."""
 
     #: The run whose results these are: the fan-out, the run that was forked, or the parent.
@@ -81,13 +81,15 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return {path: [_view_file(column, path, base) for column in self.columns] for path in paths}
 
 
-async def read_comparison(store: RunStore, app: App, record: RunRecord, principal: Principal) -> Comparison:
+async def read_comparison(store: RunStore, app: App, record: RunRecord, principal: Principal) -> ResultComparison:
     """Read the results around a run that exist for the principal."""
     if is_fanout(record):
         root, prompt, columns = record, (await app.get(record.run_id)).prompt, await _read_fanout(store, record)
     else:
         root, prompt, columns = await _read_runs(store, app, record, principal)
-    return Comparison(root=root, prompt=prompt, columns=columns, pick=await read_verdict(store, root.run_id, PICK))
+    return ResultComparison(
+        root=root, prompt=prompt, columns=columns, pick=await read_verdict(store, root.run_id, PICK)
+    )
 
 
 async def _read_runs(
@@ -215,7 +217,7 @@ async def pick(site: Site, request: Request) -> Response:
     return redirect(request, f"/runs/{record.run_id}/compare", "picked")
 
 
-def _find_column(comparison: Comparison, name: str) -> Column:
+def _find_column(comparison: ResultComparison, name: str) -> Column:
     column = comparison.find(name)
     if column is None:
         raise DefinitionError(f"there is no result {name!r:.80}: go back to the comparison")

@@ -135,7 +135,7 @@ _HOURS = 24
 _UNOWNED = frozenset({RunStatus.QUEUED, RunStatus.INTERRUPTED})
 
 
-class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
+class FleetWorker(msgspec.Struct, frozen=True, kw_only=True):
     """A worker and what it holds."""
 
     worker_id: str
@@ -160,7 +160,7 @@ class Hour(msgspec.Struct, kw_only=True):
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     """All of it, at one moment."""
 
-    workers: Sequence[WorkerRow]
+    workers: Sequence[FleetWorker]
     #: Workers that hold no run are among them.
     has_all_workers: bool
     #: By status, for `queued` and `interrupted`.
@@ -219,9 +219,9 @@ async def _find_oldest(store: RunStore, principal: Principal, now: datetime) -> 
     return None
 
 
-def _make_row(worker: WorkerRuns) -> WorkerRow:
+def _make_row(worker: WorkerRuns) -> FleetWorker:
     process = None if worker.heartbeat is None else worker.heartbeat.worker.process
-    return WorkerRow(
+    return FleetWorker(
         worker_id=worker.worker_id,
         alive=worker.alive,
         runs=[summarize_run(record) for record in worker.runs],

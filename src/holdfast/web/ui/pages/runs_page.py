@@ -36,7 +36,7 @@ _STATUSES = tuple(RunStatus(status) for status in STATUS_CHOICES if status != NE
 _NEEDING = (RunStatus.WAITING, RunStatus.PARKED)
 
 
-class RunRow(msgspec.Struct, frozen=True, kw_only=True):
+class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the list."""
 
     run: RunSummary
@@ -47,7 +47,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
 class RunRows(msgspec.Struct, frozen=True, kw_only=True):
     """A page of the list."""
 
-    rows: Sequence[RunRow]
+    rows: Sequence[ListedRun]
     cursor: str | None
     #: The scan has stopped at its limit: there may be runs that fit further on.
     stopped: bool = False
@@ -68,10 +68,10 @@ class StatusCounts(msgspec.Struct, frozen=True, kw_only=True):
         return f"{total:,}{'+' if self.more - {NEEDS_YOU} else ''}"
 
 
-def make_row(record: RunRecord, now: datetime) -> RunRow:
+def make_row(record: RunRecord, now: datetime) -> ListedRun:
     """Make the line of a run."""
     run, waits = summarize_run(record), read_record_waits(record)
-    return RunRow(run=run, why=explain_run(run, waits, now), needs_person=needs_person(run, waits))
+    return ListedRun(run=run, why=explain_run(run, waits, now), needs_person=needs_person(run, waits))
 
 
 def needs_person(run: RunSummary, waits: Sequence[WaitingCall]) -> bool:
@@ -89,7 +89,7 @@ async def read_rows(
     scans = bool(filter.words) or filter.min_cost is not None or filter.max_cost is not None
     scans = scans or filter.status == NEEDS_YOU
     size = _SCAN_PAGE if scans else PAGE_SIZE
-    rows: list[RunRow] = []
+    rows: list[ListedRun] = []
     for _ in range(0, _SCAN_LIMIT, size):
         page = await list_visible(store, principal, limit=size, cursor=cursor, **query)
         found = [make_row(record, now) for record in page.records]

@@ -209,7 +209,7 @@ _CONTEXT_ENTRIES = 12
 _ANSWERABLE = PERSON_KINDS | {"result"}
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True):
+class WaitingTask(msgspec.Struct, frozen=True, kw_only=True):
     """A call that waits for an answer."""
 
     call: WaitingCall
@@ -235,15 +235,15 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         return [each for each in given if isinstance(each, str)] if isinstance(given, list) else []
 
 
-def list_tasks(record: RunRecord, calls: Iterable[WaitingCall]) -> list[Task]:
+def list_tasks(record: RunRecord, calls: Iterable[WaitingCall]) -> list[WaitingTask]:
     """Return the calls of a run that can be answered, without context."""
     run = summarize_run(record)
-    return [Task(call=call, run=run) for call in calls if call.kind in _ANSWERABLE]
+    return [WaitingTask(call=call, run=run) for call in calls if call.kind in _ANSWERABLE]
 
 
-async def read_tasks(store: RunStore, calls: Sequence[WaitingCall]) -> list[Task]:
+async def read_tasks(store: RunStore, calls: Sequence[WaitingCall]) -> list[WaitingTask]:
     """Return the tasks of these calls, with context. Those of runs that are gone are left out."""
-    tasks: list[Task] = []
+    tasks: list[WaitingTask] = []
     for call in calls:
         try:
             record = await get_record(store, call.run_id)
@@ -252,5 +252,5 @@ async def read_tasks(store: RunStore, calls: Sequence[WaitingCall]) -> list[Task
             continue
         replies = [item for item in Transcript(get_loop_name(record)).read(stored.entries) if item.kind == "reply"]
         said = [item.text for item in replies if any(each.call_id == call.call_id for each in item.calls)]
-        tasks.append(Task(call=call, run=summarize_run(record), context=said[-1] if said else ""))
+        tasks.append(WaitingTask(call=call, run=summarize_run(record), context=said[-1] if said else ""))
     return tasks

@@ -17,11 +17,11 @@ from holdfast.core.run.status import AttemptEnd
 from holdfast.fanout.responses import is_fanout
 from holdfast.runtime.reading.formatting import explain_run, utc_now
 from holdfast.runtime.reading.run_views import RunSummary, read_attempts, summarize_run
-from holdfast.runtime.reading.transcript import Call, Transcript, get_loop_name, read_record_waits
+from holdfast.runtime.reading.transcript import CallRecord, Transcript, get_loop_name, read_record_waits
 from holdfast.web.auth import Principal, list_visible
 from holdfast.web.ui.run_view.actions import list_tasks
 from holdfast.web.ui.run_view.run_steps import Content, StepView
-from holdfast.web.ui.run_view.run_timeline import Timeline, build_timeline
+from holdfast.web.ui.run_view.run_timeline import RunTimeline, build_timeline
 from holdfast.web.ui.run_view.run_window import read_content, read_image, read_number, read_window, search
 from holdfast.web.ui.site import Site, count_pending, get_principal
 
@@ -34,7 +34,7 @@ _MIN_COMPARED = 2
 class Doubt(msgspec.Struct, frozen=True, kw_only=True):
     """A call without a result."""
 
-    call: Call
+    call: CallRecord
     #: Unless a person resolves it, the model reads that its outcome is unknown. Others are made when the run resumes.
     is_reported: bool
 
@@ -141,7 +141,7 @@ async def show_run(site: Site, request: Request) -> Response:
     return site.render(request, "run.html", **context, window=window, hits=[])
 
 
-def make_timeline(record: RunRecord, steps: Sequence[StepView], *, is_end: bool) -> Timeline | None:
+def make_timeline(record: RunRecord, steps: Sequence[StepView], *, is_end: bool) -> RunTimeline | None:
     """Return the waterfall of these steps, which may be the last of the run."""
     waits = read_record_waits(record) if record.status is RunStatus.WAITING and is_end else ()
     waits_since = min((call.asked_at for call in waits), default=None)

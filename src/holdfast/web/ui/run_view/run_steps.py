@@ -10,7 +10,7 @@ from holdfast.checkpoint.journal import Entry
 from holdfast.checkpoint.record import RunRecord
 from holdfast.core.run.state import StepTimes
 from holdfast.runtime.reading.formatting import format_value
-from holdfast.runtime.reading.transcript import Call, Transcript, TranscriptItem, get_loop_name
+from holdfast.runtime.reading.transcript import CallRecord, Transcript, TranscriptItem, get_loop_name
 from holdfast.web.ui.content import list_images
 
 #: Longer content is cut; the rest is loaded when the reader asks for it.
@@ -44,7 +44,7 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
 class CallView(msgspec.Struct, kw_only=True):
     """A tool call. The result is added when it is read."""
 
-    call: Call
+    call: CallRecord
     arguments: Content
     result: Content | None = None
     is_resolution: bool = False

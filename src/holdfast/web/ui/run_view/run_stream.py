@@ -24,7 +24,7 @@ from holdfast.web.sse import EventStreamResponse, encode_html
 from holdfast.web.ui.live import UPDATE_PAUSE
 from holdfast.web.ui.run_view.run_page import list_doubts, make_head, make_timeline, read_children, read_related
 from holdfast.web.ui.run_view.run_steps import StepView
-from holdfast.web.ui.run_view.run_window import Window, read_number, read_tail, read_window
+from holdfast.web.ui.run_view.run_window import TranscriptWindow, read_number, read_tail, read_window
 from holdfast.web.ui.site import Site, get_principal
 
 #: Times and ages are rendered again after this many seconds without an event.
@@ -124,7 +124,7 @@ class RunUpdates:
                 return self._render_window(window, draft=changes.draft)
         return self._site.render_text(self._request, "draft.html", draft=changes.draft)
 
-    def _render_window(self, window: Window, *, replace_all: bool = False, draft: str = "") -> str:
+    def _render_window(self, window: TranscriptWindow, *, replace_all: bool = False, draft: str = "") -> str:
         record, steps = window.record, window.steps
         self._key, self._last_step_seq = window.key, steps.last_step_seq
         self._principal.check_visible(record.run_id, record.caller_id)

@@ -44,7 +44,7 @@ class Lane(msgspec.Struct, frozen=True, kw_only=True):
     width: float
 
 
-class Timeline(msgspec.Struct, frozen=True, kw_only=True):
+class RunTimeline(msgspec.Struct, frozen=True, kw_only=True):
     """The waterfall, and what its time was spent on."""
 
     lanes: Sequence[Lane]
@@ -58,7 +58,7 @@ def build_timeline(
     attempts: Sequence[AttemptRecord] = (),
     waits_since: datetime | None = None,
     now: datetime,
-) -> Timeline | None:
+) -> RunTimeline | None:
     """Build the waterfall of the last steps of a window; `None` if no step is finished.
 
     A wait may be a thousand times longer than the work, so the axis is not the clock: a pause takes at most the width
@@ -78,7 +78,7 @@ def build_timeline(
     bars = _add_resumes(bars, attempts)
     waited = sum((bar.end - bar.start for bar in bars if bar.kind == "wait"), timedelta(0))
     worked = max(bar.end for bar in bars) - bars[0].start - waited
-    return Timeline(lanes=list(_place(bars, max(worked, timedelta(milliseconds=1)))), worked=worked, waited=waited)
+    return RunTimeline(lanes=list(_place(bars, max(worked, timedelta(milliseconds=1)))), worked=worked, waited=waited)
 
 
 def _add_resumes(bars: Sequence[Bar], attempts: Sequence[AttemptRecord]) -> list[Bar]:

@@ -25,7 +25,7 @@ _MAX_HITS = 50
 _SNIPPET = 160
 
 
-class Window(msgspec.Struct, frozen=True, kw_only=True):
+class TranscriptWindow(msgspec.Struct, frozen=True, kw_only=True):
     """Part of a transcript, and where its neighbours are."""
 
     record: RunRecord
@@ -52,7 +52,7 @@ class Hit(msgspec.Struct, frozen=True, kw_only=True):
 
 async def read_window(
     store: RunStore, record: RunRecord, *, before: int | None = None, step: int | None = None
-) -> Window:
+) -> TranscriptWindow:
     """Read the last window, the one that ends before an entry, or the one around a step."""
     if step is not None:
         entries = (await store.load(record.run_id)).entries
@@ -66,7 +66,7 @@ async def read_window(
     finished = decode(stored.record.progress, Progress).steps
     steps = build_steps(entries, stored.record, is_end=is_end, finished_steps=finished)
     has_earlier = bool(entries) and entries[0].kind is not EntryKind.BEGIN and bool(steps.steps)
-    return Window(
+    return TranscriptWindow(
         record=stored.record,
         steps=steps,
         earlier=steps.steps[0].first_seq if has_earlier else None,
@@ -74,12 +74,12 @@ async def read_window(
     )
 
 
-async def read_tail(store: RunStore, run_id: str, last_step_seq: int) -> Window:
+async def read_tail(store: RunStore, run_id: str, last_step_seq: int) -> TranscriptWindow:
     """Read the record, and what follows the finished step whose last entry has this number."""
     stored = await store.load(run_id, after=max(-1, last_step_seq - 1))
     finished = decode(stored.record.progress, Progress).steps
     steps = build_steps(stored.entries, stored.record, is_end=True, finished_steps=finished)
-    return Window(record=stored.record, steps=steps, earlier=last_step_seq)
+    return TranscriptWindow(record=stored.record, steps=steps, earlier=last_step_seq)
 
 
 async def read_step(store: RunStore, record: RunRecord, number: int) -> StepView:
