@@ -23,7 +23,7 @@ class _JsonCodec:
         return msgspec.json.decode(body)
 
 
-class _Body(msgspec.Struct, frozen=True):
+class _CheckpointBody(msgspec.Struct, frozen=True):
     """What a checkpoint shows of its body."""
 
     journal: list[Entry]
@@ -71,7 +71,7 @@ class RunCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
         return reader.messages
 
     def _read_journal(self) -> list[Entry]:
-        return decode(bytes(self.body), _Body).journal
+        return decode(bytes(self.body), _CheckpointBody).journal
 
 
 @runtime_checkable

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Collection, Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -220,7 +221,7 @@ class HostStore(MemoryStore):
 
     def _restore(self, runs: dict[str, MemoryRun | None]) -> None:
         """Make these the runs of the store, in the order of their creation."""
-        found = sorted((run for run in runs.values() if run is not None), key=lambda run: run.number)
+        found = sorted((run for run in runs.values() if run is not None), key=attrgetter("number"))
         self._runs = {run.new.run_id: run for run in found}
         self._children = {}
         for run_id, run in self._runs.items():

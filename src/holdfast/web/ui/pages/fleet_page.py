@@ -157,7 +157,7 @@ class Hour(msgspec.Struct, kw_only=True):
     cost_usd: float = 0.0
 
 
-class Fleet(msgspec.Struct, frozen=True, kw_only=True):
+class FleetOverview(msgspec.Struct, frozen=True, kw_only=True):
     """All of it, at one moment."""
 
     workers: Sequence[FleetWorker]
@@ -172,13 +172,13 @@ class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     is_partial: bool
 
 
-async def read_fleet(store: RunStore, principal: Principal, now: datetime) -> Fleet:
+async def read_fleet(store: RunStore, principal: Principal, now: datetime) -> FleetOverview:
     """Read the fleet, as far as it is visible to the principal."""
     active, _ = await _list(store, principal, RunFilter(statuses=frozenset({RunStatus.RUNNING})))
     start = now.replace(minute=0, second=0, microsecond=0) - timedelta(hours=_HOURS - 1)
     recent, is_partial = await _list(store, principal, RunFilter(created_after=start))
     counted = await store.read_fleet() if principal.sees_all else None
-    return Fleet(
+    return FleetOverview(
         workers=[_make_row(worker) for worker in join_workers(() if counted is None else counted.workers, active)],
         has_all_workers=counted is not None,
         depth=await _count_unowned(store, principal) if counted is None else StatusCounts(counts=count_all(counted)),
