@@ -309,3 +309,10 @@ def test_show_says_how_often_a_run_was_retried_and_when_it_resumes(shell: Shell)
     shown = shell.json("show", "r1")
     assert (shown["run"]["retries"], shown["run"]["retry_error"]) == (2, "ModelUnavailable: away")
     assert [step["retries"] for step in shown["timeline"]] == [1, 1]
+
+
+def test_submit_refuses_the_labels_of_holdfast(shell: Shell) -> None:
+    refused = shell.run("submit", "other", "hi", "--label", "forked_from=r1")
+    assert refused.returncode != 0
+    assert "is set by holdfast" in refused.stderr
+    assert "Traceback" not in refused.stderr

@@ -6,6 +6,8 @@ from holdfast.checkpoint.errors import StoreError
 from holdfast.db.postgres_url import parse_postgres_url, parse_schema
 from holdfast.db.urls import redact_url
 from holdfast.stores.from_url import store_from_url
+from holdfast.stores.postgres.database import SqlFiles
+from holdfast.stores.sqlite.transaction import from_micros
 
 
 def test_a_file_url_is_refused_and_names_what_to_use_instead() -> None:
@@ -53,3 +55,13 @@ def test_a_url_names_the_schema(url: str, schema: str, shown: str) -> None:
 def test_a_schema_in_a_url_has_to_be_a_name() -> None:
     with pytest.raises(StoreError, match="schema"):
         store_from_url("postgresql://db/runs?schema=No%20Name")
+
+
+@pytest.mark.parametrize("schema", ["pg_catalog", "pg_temp", "information_schema"])
+def test_a_schema_of_postgresql_itself_is_refused(schema: str) -> None:
+    with pytest.raises(ValueError, match="belongs to PostgreSQL"):
+        SqlFiles(schema)
+
+
+def test_sqlite_shows_a_time_that_no_calendar_has() -> None:
+    assert from_micros(2**62).year == 9999
