@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.checkpoint import RunFilter, RunRecord, RunStatus
 from holdfast.checkpoint.claims import (
     Claim,
     ProcessIdentity,
@@ -41,10 +42,7 @@ from holdfast.checkpoint.record import (
     Pending,
     Receipt,
     Release,
-    RunFilter,
     RunPage,
-    RunRecord,
-    RunStatus,
     StoredRun,
 )
 from holdfast.checkpoint.store import NO_TRANSACTIONS
