@@ -35,7 +35,7 @@ def test_the_outcome_table_has_every_checkpoint_action() -> None:
 
 def test_the_layers_are_those_of_the_import_contract() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    [contract] = [contract for contract in contracts if contract["type"] == "layers"]
+    [contract] = [contract for contract in contracts if contract["name"] == "imports point down"]
     block = PAGE.split("## Layers")[1].split("```")[1].strip()
     shown = [re.split(r"\s{2,}", line)[0] for line in block.splitlines()]
     assert shown == [layer.replace("holdfast.", "") for layer in contract["layers"]]

@@ -35,7 +35,7 @@ class CrashSimulator:
             assert execution is not None
             while len(execution.state.results) < results:  # noqa: ASYNC110 - no event announces a result
                 await asyncio.sleep(0)
-            await execution.save(force=True)
+            await execution.saver.save(force=True)
             await self._host.crash()
             self._crashed.set()
             await asyncio.Event().wait()

@@ -35,7 +35,9 @@ class CheckpointerHarness:
             self.store,
             RunInfo(run_id="r", agent_name="a", prompt="go"),
             "w",
-            settings=CheckpointSettings(save_interval=save_interval, retention=retention, **settings),
+            settings=CheckpointSettings(
+                **{"require_durability": False, "save_interval": save_interval, "retention": retention, **settings}
+            ),
             clock=self.clock,
         )
 

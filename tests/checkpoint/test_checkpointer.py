@@ -110,7 +110,7 @@ async def test_without_a_store_every_method_succeeds_and_does_nothing() -> None:
     state.history.append(object())  # could not be stored
     await handle.save(state)
     await handle.save(state, force=True)
-    await handle.verify_claim()
+    await handle.verify()
     await handle.park("why")
     await handle.release()
     await handle.release("why", SECOND)
@@ -148,7 +148,7 @@ async def test_no_save_brings_a_run_back_that_was_settled(harness: CheckpointerH
         harness.add_message("late")
         await handle.save(harness.state)
         await handle.save(harness.state, force=True)
-        await handle.verify_claim()
+        await handle.verify()
     else:
         harness.store.loop_turns = 3
         harness.add_message("before")
@@ -249,16 +249,16 @@ async def test_a_handle_that_lost_its_claim_writes_nothing_more(harness: Checkpo
 async def test_a_claim_is_proven_by_a_write_unless_one_was_just_made(harness: CheckpointerHarness) -> None:
     handle = harness.make_checkpointer()
     await handle.save(harness.state)
-    await handle.verify_claim()
+    await handle.verify()
     assert len(harness.store.writes) == 1
     await harness.clock.advance(2 * SECOND)
-    await handle.verify_claim()
+    await handle.verify()
     assert len(harness.store.writes) == 2
     await harness.inner.claim("r", "other", steal=True)
-    await handle.verify_claim()  # within the second that a proof lasts
+    await handle.verify()  # within the second that a proof lasts
     await harness.clock.advance(2 * SECOND)
     with pytest.raises(ClaimLost):
-        await handle.verify_claim()
+        await handle.verify()
 
 
 class LateStore(ProbeStore):
@@ -288,7 +288,7 @@ async def test_a_proof_whose_answer_comes_late_is_none(harness: CheckpointerHarn
     else:
         await harness.clock.advance(2 * SECOND)
     with pytest.raises(ClaimLost):
-        await handle.verify_claim()
+        await handle.verify()
 
 
 async def test_a_store_that_is_always_slow_is_believed_in_the_end(harness: CheckpointerHarness) -> None:
@@ -296,7 +296,7 @@ async def test_a_store_that_is_always_slow_is_believed_in_the_end(harness: Check
     handle = harness.make_checkpointer()
     await handle.save(harness.state)
     await harness.clock.advance(2 * SECOND)
-    await handle.verify_claim()
+    await handle.verify()
     assert len(harness.store.writes) == 3
 
 
@@ -310,7 +310,7 @@ async def test_a_save_that_had_to_be_repeated_proves_the_claim_as_of_its_last_at
     save = asyncio.create_task(handle.save(harness.state, force=True))
     while not save.done():
         await harness.clock.advance(timedelta(milliseconds=50))
-    await handle.verify_claim()
+    await handle.verify()
     assert len(harness.store.writes) == 2
 
 
@@ -318,7 +318,7 @@ async def test_proving_the_claim_is_no_progress(harness: CheckpointerHarness) ->
     handle = harness.make_checkpointer()
     await handle.save(harness.state)
     await harness.clock.advance(2 * SECOND)
-    await handle.verify_claim()
+    await handle.verify()
     record = await harness.load_record()
     assert record.strikes == 1
 

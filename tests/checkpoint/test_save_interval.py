@@ -147,7 +147,7 @@ async def test_verifying_the_claim_does_not_start_a_save_interval(harness: Check
     checkpointer = harness.make_checkpointer(save_interval=10 * SECOND)
     await checkpointer.save(harness.state)
     await harness.clock.advance(9 * SECOND)
-    await checkpointer.verify_claim()
+    await checkpointer.verify()
     await harness.clock.advance(SECOND)
     harness.add_message("one")
     await checkpointer.save(harness.state)

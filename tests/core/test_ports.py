@@ -138,10 +138,10 @@ async def test_a_steered_message_and_a_phase_are_events_for_the_listener() -> No
 # -- ports that raise -------------------------------------------------------------------------------------------------
 
 #: Where a port can raise while the run executes: that becomes the run's error.
-DURING = [
-    "audit.begin", "audit.start", "audit.step", "audit.tool", "budget.check", "budget.commit", "critic.begin",
-    "critic.activity", "listener.event", "listener.output", "extra_tools.tools",
-]  # fmt: skip
+DURING = ["budget.check", "budget.commit", "listener.event", "listener.output", "extra_tools.tools"]
+
+#: Where a port that only observes the run can raise: that is logged, and the run continues without it.
+OBSERVING = ["audit.begin", "audit.start", "audit.step", "audit.tool", "critic.begin", "critic.activity"]
 
 #: Where it can raise while the run is finalized: that is logged, and does not change the outcome.
 AT_THE_END = ["audit.close", "critic.close", "listener.error"]
@@ -166,9 +166,20 @@ async def test_a_port_that_raises_is_the_runs_error_and_the_checkpoint_is_finali
     assert set(statuses.values()) <= {RunStatus.FAILED}
     assert bool(statuses) or not resumed
     assert host.executor.active_run_ids == frozenset()
-    if where not in ("audit.begin", "audit.start"):
-        assert everything.get_calls("audit")[-1].startswith("audit.close fail")
+    assert everything.get_calls("audit")[-1].startswith("audit.close failed")
     assert isinstance(everything.errors[0], PortFailed)
+
+
+@pytest.mark.parametrize("where", OBSERVING)
+@pytest.mark.parametrize("error", [None, RunParked("budget"), Shutdown("x")], ids=repr)
+async def test_a_port_that_observes_and_raises_is_logged_and_changes_nothing(
+    where: str, error: Exception | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    everything = RecordingPorts(where) if error is None else RecordingPorts(where, lambda: error)
+    host = SimulatedHost(ports=everything.ports, settings=CheckpointSettings())
+    assert (await host.executor.run(three_steps(), "go", run_id="r")).output == "done"
+    assert await host.get_statuses() == {"r": RunStatus.DONE}
+    assert f"its {where.partition('.')[0]}" in caplog.text
 
 
 @pytest.mark.parametrize("where", AT_THE_END)
@@ -184,7 +195,7 @@ async def test_a_port_that_raises_while_the_run_is_finalized_is_logged(
     else:
         assert (await host.executor.run(three_steps(), "go")).output == "done"
     if fails or where != "listener.error":
-        assert "a port failed while the run was finalized" in caplog.text
+        assert "a port failed while the run was finalized" in caplog.text or "its audit has failed" in caplog.text
     assert await host.list_records() == []
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
@@ -73,7 +74,9 @@ class StoreCheckpointer:
         self._settings, self._clock = settings or CheckpointSettings(), clock
         self._has_interval = self._settings.save_interval > timedelta(0)
         self._writer = RunWriter(store, info, worker_id, self._settings, clock)
-        self._lock = asyncio.Lock()
+        self._is_writing = False
+        #: Resolved when the write in flight has ended. `None`: no caller waits for that.
+        self._write_ended: asyncio.Future[None] | None = None
         self._closed = False
         #: The newest state that the save interval deferred, and the timer of its write.
         self._deferred: RunState | None = None
@@ -134,7 +137,7 @@ class StoreCheckpointer:
         if self._has_interval and not force and (wait := self._seconds_until_save()) > 0:
             self._defer(state, timedelta(seconds=wait))
             return
-        await self._write(state, retry=force)
+        await self._write(state, retry=force or self._settings.require_durability)
 
     def _seconds_until_save(self) -> float:
         if self._writer.saved_at is None:
@@ -161,17 +164,44 @@ class StoreCheckpointer:
             log.warning("run %s: a deferred save failed, will retry: %s", self._info.run_id, exc)
 
     async def _write(self, state: RunState, *, retry: bool) -> None:
-        async with self._lock:
-            if self._closed:
-                return
-            # Before the first await: a state deferred during the write is newer than the written one.
+        if self._is_writing:
+            await self._wait_for_write()
+        if self._closed:
+            return
+        # Before the first await: a state deferred during the write is newer than the written one.
+        if self._has_interval:
             self._clear_deferred()
-            try:
-                await self._writer.write(state, retry=retry)
-            except Exception:
-                if self._has_interval:
-                    self._defer(state, self._settings.save_interval)
-                raise
+        self._is_writing = True
+        try:
+            await self._writer.write(state, retry=retry)
+        except Exception:
+            if self._has_interval:
+                self._defer(state, self._settings.save_interval)
+            raise
+        finally:
+            self._end_write()
+
+    async def _wait_for_write(self) -> None:
+        """Return when no write is in flight."""
+        while self._is_writing:
+            if self._write_ended is None:
+                self._write_ended = asyncio.Future()
+            await asyncio.shield(self._write_ended)
+
+    def _end_write(self) -> None:
+        self._is_writing = False
+        ended, self._write_ended = self._write_ended, None
+        if ended is not None:
+            ended.set_result(None)
+
+    async def _write_alone(self, write: Callable[[], Awaitable[None]]) -> None:
+        """Do `write` when no other write is in flight, and repeat it while the store is unavailable."""
+        await self._wait_for_write()
+        self._is_writing = True
+        try:
+            await self._writer.retry_until_timeout(write)
+        finally:
+            self._end_write()
 
     def _clear_deferred(self) -> None:
         self._deferred = None
@@ -179,17 +209,19 @@ class StoreCheckpointer:
             self._timer.cancel()
             self._timer = None
 
-    async def verify_claim(self) -> None:
-        """Verify the claim by a fenced write, unless a write succeeded within `CLAIM_PROOF_TTL`."""
-        writer = self._writer
-        if writer.claim is None or self._closed:
-            return
+    @property
+    def proven_until(self) -> float:
+        """The monotonic time until which a write that succeeded proves the claim."""
+        return math.inf if self._closed or self._writer.claim is None else self._writer.proven_until
+
+    async def verify(self) -> None:
+        """Prove the claim by a fenced write, unless a write succeeded within `CLAIM_PROOF_TTL`."""
         # A second try if the answer took longer than the TTL. The answer to that one counts however late it is.
         for _ in range(2):
-            if writer.is_claim_proven:
+            claim = self._writer.claim
+            if claim is None or self._clock.monotonic() < self.proven_until:
                 return
-            async with self._lock:
-                await writer.retry_until_timeout(partial(writer.check_claim, writer.claim))
+            await self._write_alone(partial(self._writer.check_claim, claim))
 
     # -- finalizing ---------------------------------------------------------------------------------------------
 
@@ -345,13 +377,13 @@ class StoreCheckpointer:
     async def _finalize(self, write: _FinalWrite) -> None:
         if self._closed:
             return
-        # A save in flight holds the lock and finishes first. Later saves do nothing.
+        # A save in flight finishes first. Later saves do nothing.
         self._closed = True
         self._clear_deferred()
         try:
-            async with self._lock:
-                if (claim := self._writer.claim) is not None:
-                    await self._writer.retry_until_timeout(partial(write, claim))
+            await self._wait_for_write()
+            if (claim := self._writer.claim) is not None:
+                await self._write_alone(partial(write, claim))
         except RunLost:
             raise
         except BaseException:  # a host's own store may raise anything, and the caller may be cancelled
@@ -363,10 +395,14 @@ class StoreCheckpointer:
 
     async def retry_release(self) -> None:
         """Repeat the release that failed. Raises what the store raises."""
-        async with self._lock:
-            if self._pending_release is not None and self._writer.claim is not None:
+        await self._wait_for_write()
+        if self._pending_release is not None and self._writer.claim is not None:
+            self._is_writing = True
+            try:
                 await self._pending_release(self._writer.claim)
                 self._pending_release = None
+            finally:
+                self._end_write()
 
     async def _release_claim(
         self, claim: Claim, *, reason: str = "", outcome: bytes | None = None, **options: Unpack[ReleaseOptions]
@@ -377,10 +413,12 @@ class StoreCheckpointer:
 class NullCheckpointer:
     """The checkpointer of a run without a store: every method succeeds and does nothing."""
 
+    proven_until = math.inf
+
     async def save(self, state: RunState, *, force: bool = False) -> None:
         return
 
-    async def verify_claim(self) -> None:
+    async def verify(self) -> None:
         return
 
     async def complete(self, output: Any, usage: Usage) -> bool:

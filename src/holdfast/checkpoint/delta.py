@@ -155,11 +155,6 @@ class Watermark(msgspec.Struct, frozen=True, kw_only=True):
     turns: StoredTurns = NO_TURNS
 
 
-def _list_data(state: RunState) -> tuple[Any, ...]:
-    """Return the parts of the state that are replaced when they change, and are only in the progress."""
-    return state.calls, state.retry, state.faults, state.nudges, state.port_data, state.loop_data
-
-
 def make_watermark(state: RunState, next_seq: int, size: int, turns: StoredTurns = NO_TURNS) -> Watermark:
     """Return the watermark of a run that is stored completely."""
     history = state.history
@@ -172,7 +167,7 @@ def make_watermark(state: RunState, next_seq: int, size: int, turns: StoredTurns
         phases=len(state.phases),
         steps=state.steps,
         results=dict(state.results) if state.results else _EMPTY,
-        data=_list_data(state),
+        data=(state.calls, state.retry, state.faults, state.nudges, state.port_data, state.loop_data),
         turns=turns,
     )
 

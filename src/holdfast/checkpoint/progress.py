@@ -141,8 +141,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
             retry=state.retry,
             nudges=state.nudges,
             faults=state.faults,
-            port_data=_dump_port_data(state.port_data),
-            loop_data=_dump_loop_data(state.loop_data),
+            port_data=_dump_port_data(state.port_data) if state.port_data else {},
+            loop_data=None if state.loop_data is None else _dump_loop_data(state.loop_data),
             turns=len(state.turns),
             turn=state.turn,
             recent_turns=recent_turns,
@@ -161,15 +161,15 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
             phase=state.phase,
             retry=end.retry,
             faults=state.faults,
-            port_data=_dump_port_data(end.port_data),
-            loop_data=_dump_loop_data(end.loop_data),
+            port_data=_dump_port_data(end.port_data) if end.port_data else {},
+            loop_data=None if end.loop_data is None else _dump_loop_data(end.loop_data),
             turns=len(state.turns),
         )
 
 
 def _dump_port_data(data: PortData) -> dict[str, Any]:
-    return to_json_value(dict(data), "the data of a port") if data else {}
+    return to_json_value(dict(data), "the data of a port")  # type: ignore[no-any-return]
 
 
 def _dump_loop_data(data: Any) -> Any:
-    return None if data is None else to_json_value(data, "the data of the loop")
+    return to_json_value(data, "the data of the loop")

@@ -1,6 +1,7 @@
 """Writes one run to a store: creates it, appends deltas to its journal, checks and releases its claim."""
 
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from functools import partial
@@ -11,7 +12,7 @@ import msgspec
 from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.codec import decode, encode
 from holdfast.checkpoint.delta import Delta, Watermark
-from holdfast.checkpoint.errors import TranscriptTooLarge
+from holdfast.checkpoint.errors import StoreUnavailable, TranscriptTooLarge
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.ownership import retry_while_unavailable
 from holdfast.checkpoint.progress import AttemptLog, AttemptRecord, Progress
@@ -28,6 +29,7 @@ log = logging.getLogger("holdfast.checkpoint")
 
 #: A successful write proves the claim for this long: no check is needed before a `once` tool starts.
 CLAIM_PROOF_TTL = timedelta(seconds=1)
+_PROOF_TTL_S = CLAIM_PROOF_TTL.total_seconds()
 
 
 class ReleaseOptions(TypedDict, total=False):
@@ -59,9 +61,10 @@ class RunWriter:
         self.progressed = False
         #: When the last delta was written.
         self.saved_at: float | None = None
-        #: When the last write was sent, and when the last successful one was: it proves the claim as of then.
+        #: When the last write was sent.
         self._sent_at = 0.0
-        self._claim_checked_at: float | None = None
+        #: Until then a write that succeeded proves the claim.
+        self.proven_until = -math.inf
 
     def resume(self, claim: Claim, watermark: Watermark, progress: bytes, attempts: AttemptLog) -> None:
         """Continue from what the store holds."""
@@ -79,14 +82,19 @@ class RunWriter:
         limit = self._settings.max_transcript_bytes
         if limit is not None and delta.next_watermark.size > limit:
             raise TranscriptTooLarge(self._info.run_id, delta.next_watermark.size, limit)
-        await (self.retry_until_timeout(partial(self._send, delta)) if retry else self._send(delta))
+        try:
+            await self._send(delta)
+        except StoreUnavailable:
+            if not retry or not self._settings.store_timeout:
+                raise
+            await self.retry_until_timeout(partial(self._send, delta))
         self.watermark, self.progress = delta.next_watermark, delta.progress
         if delta.consumed:
             _forget_consumed(state, delta.consumed)
         if delta.event_count:
             del state.recorded_events[: delta.event_count]  # more may have been added during the write
         self.progressed = self.progressed or delta.step_finished
-        self._claim_checked_at = self._sent_at
+        self.proven_until = self._sent_at + _PROOF_TTL_S
         self.saved_at = self._clock.monotonic()
 
     async def _send(self, delta: Delta) -> None:
@@ -113,17 +121,11 @@ class RunWriter:
 
     # -- the claim ----------------------------------------------------------------------------------------------
 
-    @property
-    def is_claim_proven(self) -> bool:
-        """Whether a write succeeded within `CLAIM_PROOF_TTL`."""
-        checked_at = self._claim_checked_at
-        return checked_at is not None and self._clock.monotonic() - checked_at < CLAIM_PROOF_TTL.total_seconds()
-
     async def check_claim(self, claim: Claim) -> None:
         """Prove the claim by a fenced write without entries."""
         self._sent_at = self._clock.monotonic()
         await self._store.append(claim, Append(entries=(), progress=self.progress))
-        self._claim_checked_at = self._sent_at
+        self.proven_until = self._sent_at + _PROOF_TTL_S
 
     async def release(
         self,

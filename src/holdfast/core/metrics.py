@@ -29,6 +29,7 @@ class AgentMetrics:
     __slots__ = (
         "attempts",
         "calls_in_doubt",
+        "claim_checks",
         "cost_usd",
         "input_tokens",
         "model_retries",
@@ -43,8 +44,8 @@ class AgentMetrics:
     def __init__(self) -> None:
         #: Attempts that ended, by `AttemptEnd`.
         self.attempts: dict[str, int] = {}
-        #: The time of a step, and the time that a run waited for a save.
-        self.steps, self.saves = Histogram(), Histogram()
+        #: The time of a step, and the time that a run waited for a save, and for a check of its claim.
+        self.steps, self.saves, self.claim_checks = Histogram(), Histogram(), Histogram()
         self.model_retries = self.tool_retries = 0
         #: Attempts that began after one without a finished step, and those that began because a worker died.
         self.strikes = self.takeovers = 0

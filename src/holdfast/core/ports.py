@@ -34,8 +34,13 @@ class Checkpointer(Protocol):
         """
         ...
 
-    async def verify_claim(self) -> None:
-        """Verify before a `once` call that this process still owns the run.
+    @property
+    def proven_until(self) -> float:
+        """The monotonic time until which the claim is known to hold. `math.inf` without claims."""
+        ...
+
+    async def verify(self) -> None:
+        """Prove before a `once` call that this process still owns the run.
 
         Raises:
             RunLost: another worker owns the run.

@@ -217,6 +217,11 @@ def render_metrics(metrics: RunMetrics, counts: Sequence[RunCount], now: datetim
     lines += _render_histograms(
         "holdfast_save_seconds", "Time that runs waited for saves.", [(agent, found.saves) for agent, found in agents]
     )
+    lines += _render_histograms(
+        "holdfast_claim_checks_seconds",
+        "Time that runs waited for checks of their claims.",
+        [(agent, found.claim_checks) for agent, found in agents],
+    )
     return "\n".join(lines) + "\n"
 
 

@@ -17,7 +17,7 @@ from holdfast.core.agents.agent import Agent
 from holdfast.core.agents.tool import Tool, ToolSchema
 from holdfast.core.agents.tool_context import current_call
 from holdfast.core.errors import PayloadError, RunCancelled
-from holdfast.core.execution.intent_timer import INTENT_DELAY
+from holdfast.core.execution.saving import INTENT_DELAY
 from holdfast.core.run.messages import Message, Reply, ToolResult, User
 from holdfast.testing.manual_clock import ManualClock
 

@@ -2,17 +2,20 @@
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import FrameType
 from typing import Any
 
 import pytest
 from tests.simulated_host import SimulatedHost
 
+from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.core.agents.agent import Agent, Bounds
 from holdfast.core.agents.tool import Tool, ToolSchema
 from holdfast.core.execution.executor import Executor
+from holdfast.core.ports import Ports
 from holdfast.core.run.messages import Message, Reply, ToolCall, Usage
+from holdfast.stores.memory import MemoryStore
 from holdfast.testing.manual_clock import ManualClock
 
 STEPS = 600
@@ -21,8 +24,8 @@ STEPS = 600
 class Counting:
     """A model that asks for calls, and counts the function calls that are made between two of its replies."""
 
-    def __init__(self, calls: int) -> None:
-        self._calls = calls
+    def __init__(self, calls: int, kinds: Collection[str] = ("call", "c_call")) -> None:
+        self._calls, self._kinds = calls, kinds
         self.asked = 0
         self.events: list[int] = []
         self._count = 0
@@ -34,13 +37,14 @@ class Counting:
         self.asked += 1
         if self.asked > STEPS:
             return Reply(text="done")
-        sys.setprofile(self._profile)
         numbers = range(self.asked * 10_000, self.asked * 10_000 + self._calls)
         calls = [ToolCall(id=str(number), name="look", arguments={"n": number}) for number in numbers]
-        return Reply(tool_calls=calls, usage=Usage(input_tokens=1000))
+        reply = Reply(tool_calls=calls, usage=Usage(input_tokens=1000))
+        sys.setprofile(self._profile)
+        return reply
 
     def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
-        if event in ("call", "c_call"):
+        if event in self._kinds:
             self._count += 1
 
 
@@ -80,3 +84,14 @@ async def test_a_step_is_as_many_writes_as_it_needs_and_no_more(effect: str, cal
         sys.setprofile(None)
     begun_and_answered = 2
     assert least <= (len(host.store.writes) - begun_and_answered) / STEPS <= most
+
+
+@pytest.mark.parametrize(("effect", "most"), [("once", 140), ("pure", 105)])
+async def test_a_step_makes_few_python_calls(effect: str, most: int) -> None:
+    """The figures may fall, not grow. A coroutine that is resumed counts as called."""
+    model = Counting(calls=1, kinds=["call"])
+    try:
+        await Executor(Ports(checkpoints=StoreCheckpoints(MemoryStore()))).run(agent(model, effect), "go")
+    finally:
+        sys.setprofile(None)
+    assert Counter(model.events[10:110]).most_common(1)[0][0] <= most

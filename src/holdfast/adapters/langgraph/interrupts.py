@@ -42,7 +42,7 @@ class Interrupts:
         if not answers:
             raise self._context.waits.make_error()
         # The write that consumes the answers comes before the nodes that read them.
-        await self._context.run.save(must_succeed=True)
+        await self._context.run.saver.save(must_succeed=True)
         return answers
 
     def find_answer(self, interrupt_id: str, value: Any) -> Any:

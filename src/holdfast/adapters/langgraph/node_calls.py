@@ -172,7 +172,7 @@ class NodeCalls:
         if WAITING in answers:
             return self._suspend(call, asked)
         if answers:  # the write that consumes them comes before the tool that reads them
-            await self._context.run.save(must_succeed=True)
+            await self._context.run.saver.save(must_succeed=True)
         counter = itertools.count()
         _answer_interrupts(call.request, answers, counter.__next__)
         try:
@@ -257,7 +257,7 @@ class NodeCalls:
         self._announced.update((call.call_id, call) for call in calls)
         resumed = len(new) < len(calls)
         if resumed and any(call.effect is Effect.ONCE for call in new):
-            await context.run.save(must_succeed=True)
+            await context.run.saver.save(must_succeed=True)
         known = {*started, *(call.call_id for call in new)} if resumed else {*started}
         await context.calls.announce([*self._announced.values()], resumed=resumed, not_started=known)
 

@@ -273,7 +273,7 @@ class PydanticAIBatch:
         self._counters.started.append(call.call_id)
         self._counters.write_to(self._context.state)
         if call.effect is Effect.ONCE:
-            await self._context.run.save(must_succeed=True)
+            await self._context.run.saver.save(must_succeed=True)
 
     def count_usage(self) -> None:
         """Add pydantic-ai's usage since the last count to the run's."""

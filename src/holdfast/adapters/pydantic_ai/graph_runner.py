@@ -212,7 +212,7 @@ class DurableCapability(WrapperCapability[Any]):
 
     async def _record_request(self, messages: Sequence[ModelMessage]) -> None:
         if self._history.add_request(get_open_parts(messages)):
-            await self._context.run.save()
+            await self._context.run.saver.save()
 
     async def on_model_request_error(
         self, ctx: RunContext[Any], *, request_context: ModelRequestContext, error: Exception

@@ -10,7 +10,6 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from holdfast.clock import Clock
-from holdfast.concurrency import run_in_background, shielded
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.agents.tool_threads import ToolThreads
 from holdfast.core.errors import (
@@ -18,13 +17,12 @@ from holdfast.core.errors import (
     RunError,
     RunInterrupted,
     RunKilled,
-    SaveFailed,
     Shutdown,
     convert_process_exit,
 )
-from holdfast.core.execution.intent_timer import IntentTimer
 from holdfast.core.execution.messages import Messages
 from holdfast.core.execution.pauses import Pauses
+from holdfast.core.execution.saving import IntentTimer, Saver
 from holdfast.core.execution.stop_state import StopCause, StopState
 from holdfast.core.loop import Loop
 from holdfast.core.metrics import RunMetrics
@@ -89,7 +87,6 @@ class RunExecution:
     ) -> None:
         self.info: RunInfo = info if resumption is None else resumption.info
         self.state: RunState = RunState() if resumption is None else resumption.state
-        self.checkpointer: Checkpointer | None = None if resumption is None else resumption.checkpointer
         self.resumed: bool = resumption is not None
         self.taken_from: str | None = None if resumption is None else resumption.taken_from
         #: An attempt has begun, and its end is logged and counted.
@@ -108,6 +105,16 @@ class RunExecution:
         self.recorder: Recorder | None = None
         self.trace: RunTelemetry | None = None
         self.metrics = services.metrics.get(self.info.agent_name)
+        self.saver: Saver = Saver(
+            self.info.run_id,
+            self.state,
+            self.stop_state,
+            checkpointer=None if resumption is None else resumption.checkpointer,
+            clock=self.clock,
+            metrics=self.metrics,
+            watchers=self.ports.watchers,
+            require_durability=services.require_durability,
+        )
         self.watch: Watch | None = None
         #: The reply under way, once the model has streamed a part of it.
         self.draft: DraftWriter | None = None
@@ -120,12 +127,6 @@ class RunExecution:
         self._task: asyncio.Task[Any] | None = None
         #: The task of the executor that waits for this run; `None` for a child, which the task of its tool waits for.
         self.supervisor: asyncio.Task[Any] | None = None
-        #: The run's own task waits for the store.
-        self._writing = False
-        #: Writes that other tasks than the run's own have started.
-        self._background_writes: set[asyncio.Task[None]] = set()
-        #: When the run would have started if it had never been interrupted.
-        self._started_at = self.clock.monotonic() - self.state.elapsed.total_seconds()
         self._steps_at_start = self.state.steps
         self._had_history = bool(self.state.history)
 
@@ -133,13 +134,13 @@ class RunExecution:
 
     def bind_task(self, task: asyncio.Task[Any]) -> None:
         """Set the task that a stop cancels."""
-        self._task = task
+        self._task = self.saver.task = task
         if self.stop_state.is_stopped:
             task.cancel()
 
     def stop(self, error: BaseException) -> None:
         """Stop the run with `error`, wherever it is. Later calls have no effect."""
-        if self.stop_state.record(StopCause.STOPPED, error) and self._task is not None and not self._writing:
+        if self.stop_state.record(StopCause.STOPPED, error) and self._task is not None and not self.saver.is_writing:
             self._task.cancel()  # a write in flight is finished first, so that the checkpointer knows its outcome
 
     def kill(self, reason: str) -> None:
@@ -245,14 +246,19 @@ class RunExecution:
 
     @property
     def is_waiting_for_store(self) -> bool:
-        return self._writing or bool(self._background_writes) or self.finalize_task is not None
+        saver = self.saver
+        return saver.is_writing or bool(saver.background_writes) or self.finalize_task is not None
 
     def abandon(self) -> None:
         """Cancel all writes and write nothing more, for the parents too. The claim ends with this process."""
         above: RunExecution | None = self
         while above is not None:
             above.stop_state.abandoned, above = True, above._parent
-        for task in (*self._background_writes, self.finalize_task, self._task if self._writing else None):
+        for task in (
+            *self.saver.background_writes,
+            self.finalize_task,
+            self._task if self.saver.is_writing else None,
+        ):
             if task is not None:
                 task.cancel()
 
@@ -282,86 +288,13 @@ class RunExecution:
         """Whether an earlier process may have begun the current step, and made calls in it."""
         return self._had_history and self.state.steps == self._steps_at_start
 
-    def update_elapsed(self) -> None:
-        self.state.elapsed = timedelta(seconds=self.clock.monotonic() - self._started_at)
-
-    def save(self, *, force: bool = False, must_succeed: bool = False) -> Coroutine[Any, Any, bool]:
-        """Save the state. Return False if that failed; the next save then carries what this one could not.
-
-        Args:
-            force: write even if the save interval has not passed.
-            must_succeed: interrupt the run if it cannot be saved. Implies `force`.
-
-        Raises:
-            SaveFailed: it must succeed, or the executor requires durability, and the store did not take it.
-            RunLost, RunParked: as `Checkpointer.save`.
-        """
-        if self.checkpointer is None:
-            return _not_durable()
-        self.update_elapsed()
-        return self._write(
-            self.checkpointer.save(self.state, force=force or must_succeed),
-            must_succeed=must_succeed or self.services.require_durability,
-            failure="could not be saved and waits for recovery",
-        )
+    @property
+    def checkpointer(self) -> Checkpointer | None:
+        return self.saver.checkpointer
 
     async def save_now(self) -> None:
         """Make the port data durable now: for critics."""
-        await self.save(force=True)
-
-    def verify_claim(self) -> Coroutine[Any, Any, bool]:
-        """Return True if this process still owns the run.
-
-        Raises:
-            RunLost: another worker owns it.
-            SaveFailed: the store did not answer.
-        """
-        if self.checkpointer is None:
-            return _not_durable()
-        return self._write(
-            self.checkpointer.verify_claim(), must_succeed=True, failure="could not prove that it is still ours"
-        )
-
-    async def _write(self, write: Coroutine[Any, Any, None], *, must_succeed: bool, failure: str) -> bool:
-        """Write to the store and return whether it took it. A stop of the run takes effect after the write."""
-        own_task = asyncio.current_task() is self._task
-        started_at = self.clock.monotonic()
-        try:
-            if own_task:
-                self._writing = True
-                try:
-                    await write
-                finally:
-                    self._writing = False
-            else:
-                await self._write_in_background(write)
-        except RunError:
-            raise
-        except Exception as exc:  # a store may raise anything: it must never become the run's result
-            if must_succeed:
-                raise SaveFailed(f"run {self.info.run_id} {failure}: {exc}") from exc
-            log.warning("run %s: a save failed, the next one will carry it: %s", self.info.run_id, exc)
-            saved = False
-        else:
-            saved = True
-            took = self.clock.monotonic() - started_at
-            self.metrics.saves.add(took)
-            if self.trace is not None:
-                self.trace.add_save(timedelta(seconds=took))
-            if self.ports.watchers is not None:
-                self.ports.watchers.on_save(self.info.run_id)
-        if own_task and self.stop_state.is_stopped:
-            raise asyncio.CancelledError
-        return saved
-
-    async def _write_in_background(self, write: Coroutine[Any, Any, None]) -> None:
-        """Finish the write even if the task that asks for it is cancelled."""
-        task = run_in_background(write)
-        self._background_writes.add(task)
-        try:
-            await shielded(task)
-        finally:
-            self._background_writes.discard(task)
+        await self.saver.save(force=True)
 
     async def await_uninterruptible(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Return the result of work that cannot be cancelled, such as a thread.
@@ -410,11 +343,6 @@ class RunExecution:
             above = above._parent
         if self.ports.listener is not None:
             await self.ports.listener.on_event(self.info, event)
-
-
-async def _not_durable() -> bool:
-    """The save of a run without a checkpointer."""
-    return True
 
 
 def _mark_retrieved(task: asyncio.Task[Any]) -> None:

@@ -197,4 +197,4 @@ async def _report_retry(
     )
     run.record_event(event)
     await run.emit(event)
-    await run.save()
+    await run.saver.save()

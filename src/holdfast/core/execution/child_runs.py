@@ -103,7 +103,7 @@ class ChildRuns:
             # and the new call would start another child. Shielded: the tool may cancel this task.
             if not parent.is_repeating_step:  # else it may be the child of an earlier attempt
                 self._note_start(info)
-            await shielded(parent.save(must_succeed=True))
+            await shielded(parent.saver.save(must_succeed=True))
             parent.may_have_children = True
             result = await self._execute(agent, info)
         except RunWaiting as exc:

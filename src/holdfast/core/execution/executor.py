@@ -18,9 +18,9 @@ from holdfast.core.agents.agent import AgentSource
 from holdfast.core.agents.tool_threads import ToolThreads
 from holdfast.core.errors import ProcessExit, RunAlreadyRunning, RunCancelled, RunError, RunLost, ShuttingDown
 from holdfast.core.execution.attempt import OnCancel, RunExecution, Services, log
-from holdfast.core.execution.intent_timer import IntentTimer
 from holdfast.core.execution.lifecycle import StoredResult, execute, finalize, release_claim
 from holdfast.core.execution.native_loop import NATIVE_LOOP
+from holdfast.core.execution.saving import IntentTimer
 from holdfast.core.execution.shutdown import Drain, install_signal_handlers
 from holdfast.core.metrics import RunMetrics
 from holdfast.core.ports import Closeable, Ports, Resumption

@@ -25,7 +25,7 @@ from holdfast.core.errors import (
     convert_process_exit,
 )
 from holdfast.core.execution.attempt import RunExecution, log
-from holdfast.core.execution.reporting import report_begin, report_end
+from holdfast.core.execution.reporting import begin_watch, report_begin, report_end
 from holdfast.core.execution.step import StepContext
 from holdfast.core.execution.turn_cycle import end_turn, ends_turn, open_turn
 from holdfast.core.loop import Loop
@@ -82,7 +82,7 @@ async def _open_checkpointer(run: RunExecution) -> None:
     if run.checkpointer is not None or run.ports.checkpoints is None:
         return
     try:
-        run.checkpointer = await run.ports.checkpoints.begin(run.info)
+        run.saver.checkpointer = await run.ports.checkpoints.begin(run.info)
     except Exception as exc:  # a host's own factory may raise anything
         if run.is_resumable_after(exc):
             raise
@@ -120,9 +120,7 @@ def _set_build_failures(state: RunState, count: int) -> None:
 def _start_watch(agent: Agent, run: RunExecution) -> Timer | None:
     """Start the critic's watch. Without one, start the timer that stops the run after `max_runtime`."""
     limit = agent.bounds.max_runtime
-    if run.ports.critic is not None:
-        run.watch = run.ports.critic.begin(run.info, run.state, run, limit)
-        run.has_listeners = run.has_listeners or run.watch is not None
+    begin_watch(run, limit)
     if limit is None or run.watch is not None:
         return None
     return _stop_later(run, limit, max(limit - run.state.turn_elapsed, timedelta(0)))
@@ -169,7 +167,7 @@ class _Pipeline:
         run = self._run
         if texts := run.messages.take():
             log.warning("run %s: messages came after its last phase, and are not read: %s", run.info.run_id, texts)
-            await run.save(force=True)
+            await run.saver.save(force=True)
 
     async def _run_phase(self, phase: Phase, prompt: str | list[Any], *, last: bool) -> None:
         run, state = self._run, self._run.state
@@ -180,12 +178,12 @@ class _Pipeline:
             if timer is not None:
                 timer.cancel()
         # Progress that the save interval deferred belongs to this phase's conversation, which ends here.
-        await run.save(force=True)
-        run.update_elapsed()
+        await run.saver.save(force=True)
+        run.saver.update_elapsed()
         self._messages = state.history
         state.finish_phase(phase.name, self._loop.dump_output(output))
         if not last:  # the last one ends with the run, unless a message has come for its conversation
-            await run.save(force=True)
+            await run.saver.save(force=True)
 
     async def _run_turn(self) -> Any:
         if self._agent.phases:
@@ -207,7 +205,7 @@ class _Pipeline:
     def _start_phase_timer(self, bounds: Bounds | None) -> Timer | None:
         if bounds is None or bounds.max_runtime is None:
             return None
-        self._run.update_elapsed()
+        self._run.saver.update_elapsed()
         return _stop_later(self._run, bounds.max_runtime, bounds.max_runtime - self._run.state.phase_elapsed)
 
     def make_result(self, output: Any) -> Result:
@@ -322,7 +320,7 @@ async def _finalize_checkpoint(
 
 async def _save_unsaved(run: RunExecution) -> None:
     try:
-        await run.save(force=True)
+        await run.saver.save(force=True)
     except Exception as exc:  # such as a transcript over its limit: then the run resumes from its last save
         log.warning("run %s: its progress since the last save was not saved: %s", run.info.run_id, exc)
 
@@ -336,7 +334,7 @@ async def _call_port(run: RunExecution, call: Awaitable[None]) -> None:
 
 async def _commit_budget(run: RunExecution, end: AttemptEnd) -> None:
     if run.ports.budget is not None and end is not AttemptEnd.LOST:
-        run.update_elapsed()
+        run.saver.update_elapsed()
         await run.ports.budget.commit(run.info, run.state)
 
 

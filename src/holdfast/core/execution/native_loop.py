@@ -391,7 +391,7 @@ def _is_json_safe(reply: Reply) -> bool:
         if type(usage) is not Usage or type(usage.cost_usd) is not float or not math.isfinite(usage.cost_usd):
             return False
         counts = (usage.input_tokens, usage.output_tokens, usage.reasoning_tokens, usage.requests, usage.tool_calls)
-        if not all(type(count) is int for count in counts):
+        if set(map(type, counts)) != {int}:
             return False
     for call in reply.tool_calls:
         if type(call.id) is not str or not call.id.isascii() or type(call.name) is not str or not call.name.isascii():

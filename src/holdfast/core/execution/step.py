@@ -68,7 +68,7 @@ class StepContext:
             begin_turn(self.run, self._turn_mail)
             self._turn_mail = None
         self.state.history.extend(messages)
-        await self.run.save(force=True)
+        await self.run.saver.save(force=True)
         if self.state.turn is not None and self.run.has_listeners:
             turn = self.state.turn
             await self.run.emit(
@@ -92,7 +92,8 @@ class StepContext:
         """
         run, state = self.run, self.state
         run.raise_if_stopped()
-        raise_if_interrupted(run)
+        if run.info.conversation:
+            raise_if_interrupted(run)
         self._times.begin()
         if run.trace is not None:
             run.trace.begin_model_call()
@@ -142,7 +143,7 @@ class StepContext:
         run = self.run
         event = CustomEvent(run_id=self.run_id, step=self.state.steps + 1, name=name, value=value, path=path)
         run.record_event(event)
-        await run.save()
+        await run.saver.save()
         if run.has_listeners:
             await run.emit(event)
 
@@ -164,9 +165,9 @@ class StepContext:
         state.finish_step(times)
         if times is not None:
             self._count_step(times)
-        await run.save(force=force)
+        await run.saver.save(force=force)
         if run.ports.budget is not None:
-            run.update_elapsed()
+            run.saver.update_elapsed()
             await run.ports.budget.commit(run.info, state)
         if run.recorder is not None:
             run.recorder.step(state.steps, state.own_usage)

@@ -17,7 +17,7 @@ from holdfast.core.execution.waits import WAITING, Waits
 from holdfast.core.run.mail import CHILD_TOPIC
 from holdfast.core.run.messages import NO_USAGE, ONE_TOOL_CALL, ToolResult, Usage
 from holdfast.core.run.run_events import ToolCalled, ToolReturned
-from holdfast.core.run.state import StepTimer
+from holdfast.core.run.state import NO_CALLS, StepTimer
 from holdfast.core.run.waiting import Deferred, Suspend, WaitingCall
 from holdfast.core.telemetry_port import RunTelemetry
 
@@ -73,7 +73,7 @@ class ToolCalls:
         self._outstanding = len(missing)
         effects = [call.effect for call in missing]
         self._has_once_call, self._has_idempotent_call = _ONCE in effects, _IDEMPOTENT in effects
-        recorded = self._take_not_started()
+        recorded = self._take_not_started() if self._state.calls.not_started else _NONE
         if resumed:
             never_started = (*not_started, *self._waits.undecided())
             self._in_doubt = frozenset(call.call_id for call in missing).difference(never_started, recorded)
@@ -81,13 +81,13 @@ class ToolCalls:
             once = {call.call_id for call in missing if call.effect is _ONCE}
             self._not_started = once.difference(self._in_doubt, not_started)
             # If the process dies from now on, these calls are in doubt: the store has to say so before one starts.
-            await (self._run.save(must_succeed=True) if recorded or not resumed else self._run.verify_claim())
+            await (self._run.saver.save(must_succeed=True) if recorded or not resumed else self._run.saver.verify())
         elif resumed:
             return
         elif self._run.unproven_since_resume:
             # If these calls end the process, the journal shows which did.
-            await self._run.save(force=True)
-        elif self._run.checkpointer is not None:
+            await self._run.saver.save(force=True)
+        elif self._run.saver.checkpointer is not None:
             self._intent_pending = True
             self._run.services.intent_timer.schedule(self)
 
@@ -116,7 +116,10 @@ class ToolCalls:
         children = ChildRuns(run, request.call_id)
         context = self.make_context(request, children)
         result = None
-        has_waited = (wait := self._find_wait(request, context)) is not None
+        wait = None
+        if state.calls is not NO_CALLS or request.approval is not None:
+            wait = self._find_wait(request, context)
+        has_waited = wait is not None
         if wait is not None and wait.kind == "child":
             wait = self._waits.end_child_wait(wait)  # made again, the call attaches to its child runs
         if wait is not None:
@@ -130,13 +133,13 @@ class ToolCalls:
         else:
             if has_waited and request.effect is _ONCE:
                 # The answer is consumed, and the call counts as started, before it is.
-                await run.save(must_succeed=True)
+                await run.saver.save(must_succeed=True)
             start = self._start_in_thread if request.in_thread else self._start_call
             result = await start(request, context, children)
             if result is WAITING:
                 return WAITING
         if self._outstanding > 0:  # the last result of a batch is saved with the step
-            await run.save(force=request.effect is _ONCE)
+            await run.saver.save(force=request.effect is _ONCE)
         return result
 
     def make_context(self, request: RequestedCall, children: ChildRuns | None = None) -> ToolContext:
@@ -185,7 +188,7 @@ class ToolCalls:
     async def _start_call(self, request: ExecutableCall, context: ToolContext, children: ChildRuns) -> Any:
         run, step = self._run, context.step
         if request.effect is _ONCE:
-            await run.verify_claim()
+            await run.saver.verify()
         if run.has_listeners:
             await run.emit(
                 ToolCalled(
@@ -197,7 +200,7 @@ class ToolCalls:
                 )
             )
             if request.effect is _ONCE:  # the listener may have taken longer than a check of the claim is valid
-                await run.verify_claim()
+                await run.saver.verify()
         started_at = run.clock.monotonic()
         self._not_started.discard(request.call_id)
         run.pauses.calls_in_progress += 1
@@ -213,7 +216,8 @@ class ToolCalls:
             self._times.add_call(request.call_id, started_at)
         finally:
             run.pauses.calls_in_progress -= 1
-        run.pauses.end_if_draining()
+        if run.stop_state.draining:
+            run.pauses.end_if_draining()
         if run.recorder is not None:
             took = timedelta(seconds=run.clock.monotonic() - started_at)
             run.recorder.tool(context, effect=request.effect.value, error=request.is_error(result), took=took)
@@ -277,7 +281,7 @@ class ToolCalls:
             return WAITING
         if isinstance(result, Deferred):
             wait = self._waits.add_deferred(context, result)
-            await run.save(must_succeed=True)  # the token is known outside from now on
+            await run.saver.save(must_succeed=True)  # the token is known outside from now on
             result = self._waits.resolve(request, wait)
         return result
 
@@ -321,7 +325,7 @@ class ToolCalls:
     def save_intent(self) -> None:
         """Save the reply while its calls are running: for the intent timer."""
         self._intent_pending = False
-        task = asyncio.get_running_loop().create_task(self._run.save(force=self._has_idempotent_call))
+        task = asyncio.get_running_loop().create_task(self._run.saver.save(force=self._has_idempotent_call))
         self._intent_saves.add(task)
         task.add_done_callback(self._on_intent_saved)
 
@@ -341,8 +345,6 @@ class ToolCalls:
     def _take_not_started(self) -> frozenset[str]:
         """Return the calls of this step that an earlier process announced and did not start, and forget them."""
         left = self._state.calls.not_started
-        if not left:
-            return _NONE
         self._state.calls = msgspec.structs.replace(self._state.calls, not_started=())
         return frozenset(left)
 

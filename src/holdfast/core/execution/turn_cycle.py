@@ -93,7 +93,7 @@ def end_turn(run: RunExecution, output: Any, error: BaseException | None) -> Non
         assert state.turn is not None
     if error is not None:
         _close_calls(run)
-    run.update_elapsed()
+    run.saver.update_elapsed()
     turn, before = state.turn, state.turn.totals
     state.turn = None
     status: TurnStatus = "done"

@@ -1,0 +1,133 @@
+"""A store that fails once, or at first, and ports of the host that raise."""
+
+import logging
+from typing import Any
+
+import pytest
+from tests.scripted_model import ScriptedModel, call, tool_reply
+from tests.simulated_host import REMOVE_ENDED, SimulatedHost
+
+from holdfast import Agent, tool
+from holdfast.checkpoint.errors import StoreUnavailable
+from holdfast.checkpoint.record import RunStatus
+from holdfast.config import CheckpointSettings
+from holdfast.core.errors import NotDurable
+from holdfast.core.metrics import RunMetrics
+from holdfast.core.ports import Ports, Recorder, Watch
+
+KEPT = CheckpointSettings()
+
+
+@tool(effect="once")
+async def book() -> str:
+    return "booked"
+
+
+@tool(effect="pure")
+async def look() -> str:
+    return "seen"
+
+
+class Refusal:
+    """Refuses the n-th call of one method of the store."""
+
+    def __init__(self, method: str, number: int, error: Exception) -> None:
+        self._method, self._left, self._error = method, number, error
+
+    async def __call__(self, method: str) -> None:
+        if method == self._method:
+            self._left -= 1
+            if self._left == 0:
+                raise self._error
+
+
+async def test_a_run_whose_first_save_fails_is_refused_and_not_said_to_wait_for_recovery() -> None:
+    host = SimulatedHost(require_durability=True)
+    host.store.before = Refusal("create", 1, OSError("the disk is gone"))
+    with pytest.raises(NotDurable, match="run r was refused, it could not be recorded: the disk is gone"):
+        await host.executor.run(Agent(name="a", model=ScriptedModel("never")), "go", run_id="r")
+    assert await host.get_statuses() == {}
+
+
+async def test_the_save_of_a_step_waits_for_a_store_that_is_unavailable_for_a_moment() -> None:
+    host = SimulatedHost(settings=KEPT, require_durability=True)
+    host.store.before = Refusal("append", 1, StoreUnavailable("away for a moment"))
+    model = ScriptedModel(tool_reply(call("1", "look")), "done")
+    assert (await host.executor.run(Agent(name="a", model=model, tools=[look]), "go", run_id="r")).output == "done"
+    assert await host.get_statuses() == {"r": RunStatus.DONE}
+
+
+async def test_a_failed_run_that_cannot_be_removed_is_not_executed_again() -> None:
+    host = SimulatedHost(settings=CheckpointSettings(retention=REMOVE_ENDED))
+    host.store.before = Refusal("remove", 1, OSError("the disk is gone"))
+    agent = Agent(name="a", model=ScriptedModel(ValueError("no")))
+    with pytest.raises(ValueError, match="no"):
+        await host.executor.run(agent, "go", run_id="r")
+    assert await host.get_statuses() == {"r": RunStatus.FAILED}
+
+
+async def test_a_check_of_the_claim_is_not_counted_as_a_save() -> None:
+    metrics = RunMetrics()
+    host = SimulatedHost(settings=KEPT, metrics=metrics)
+    model = ScriptedModel(tool_reply(call("1", "book")), "done")
+    await host.executor.run(Agent(name="a", model=model, tools=[book]), "go", run_id="r")
+    counted = metrics.get("a")
+    saves = [method for method in host.store.calls if method in ("create", "append")]
+    assert sum(counted.saves.counts) == len(saves)
+    assert sum(counted.claim_checks.counts) == 0, "a write has just proven the claim"
+
+
+class Broken:
+    """An audit, a recorder, a critic and a watch that raise wherever they are called after `calls_before`."""
+
+    def __init__(self, calls_before: int = 0) -> None:
+        self._left, self.calls = calls_before, 0
+
+    def _call(self) -> None:
+        self.calls += 1
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError("broken")
+
+    def begin(self, *_: Any) -> Any:
+        self._call()
+        return self
+
+    def start(self, *, resumed: bool) -> None:
+        self._call()
+
+    def step(self, *_: Any) -> None:
+        self._call()
+
+    def tool(self, *_: Any, **__: Any) -> None:
+        self._call()
+
+    def event(self, *_: Any) -> None:
+        self._call()
+
+    def activity(self) -> None:
+        self._call()
+
+    def close(self, *_: Any) -> None:
+        self._call()
+
+
+def _check_protocols(broken: Broken) -> tuple[Recorder, Watch]:
+    return broken, broken
+
+
+@pytest.mark.parametrize("calls_before", [0, 1, 2, 3])
+@pytest.mark.parametrize("port", ["audit", "critic"])
+async def test_an_audit_or_a_critic_that_raises_is_logged_and_does_not_fail_the_run(
+    port: str, calls_before: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = Broken(calls_before)
+    ports = Ports(audit=broken) if port == "audit" else Ports(critic=broken)
+    host = SimulatedHost(settings=KEPT, ports=ports)
+    model = ScriptedModel(tool_reply(call("1", "book")), "done")
+    agent = Agent(name="a", model=model, tools=[book])
+    with caplog.at_level(logging.ERROR, "holdfast.run"):
+        assert (await host.executor.run(agent, "go", run_id="r")).output == "done"
+    assert await host.get_statuses() == {"r": RunStatus.DONE}
+    assert any(port in record.getMessage() for record in caplog.records)
+    assert broken.calls <= calls_before + 2, "it is not called again, but to be closed"
