@@ -7,7 +7,6 @@ import pytest
 from tests.checkpoint.harness import SECOND, CheckpointerHarness
 from tests.probe_store import ProbeStore
 
-from holdfast.checkpoint.checkpointer import NullCheckpointer
 from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.codec import Outcome, decode
 from holdfast.checkpoint.errors import ClaimLost, RunExists, StoreFull, StoreUnavailable, TranscriptTooLarge
@@ -15,6 +14,7 @@ from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import RunStatus
 from holdfast.config import Retention
 from holdfast.core.errors import PayloadError, RunCancelled, RunParked
+from holdfast.core.ports import NullCheckpointer
 from holdfast.core.run.messages import NO_USAGE, Usage, User
 from holdfast.core.run.state import RunState
 

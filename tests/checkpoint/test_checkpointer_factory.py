@@ -10,7 +10,7 @@ from tests.probe_store import ProbeStore
 from tests.scripted_model import ScriptedModel
 from tests.simulated_host import SimulatedHost
 
-from holdfast.checkpoint.checkpointer import NullCheckpointer, StoreCheckpointer
+from holdfast.checkpoint.checkpointer import StoreCheckpointer
 from holdfast.checkpoint.codec import decode
 from holdfast.checkpoint.errors import RunExists, SchemaTooNew, StorePermissionError, StoreUnavailable
 from holdfast.checkpoint.factory import NullCheckpoints, StoreCheckpoints
@@ -19,7 +19,7 @@ from holdfast.checkpoint.store import iter_runs
 from holdfast.core.agents.agent import Agent
 from holdfast.core.errors import NotDurable, Shutdown
 from holdfast.core.execution.executor import Executor
-from holdfast.core.ports import Checkpointer, ChildOutcome, Ports, Resumption
+from holdfast.core.ports import Checkpointer, ChildOutcome, NullCheckpointer, Ports, Resumption
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import NATIVE_CODEC, NO_USAGE, MessageCodec, Reply, User
 from holdfast.core.run.state import RunState

@@ -1,12 +1,11 @@
 """What is stored of a run and how it is saved: both store contracts, and what a host's own loop needs."""
 
 from holdfast.checkpoint.checkpoint_store import CheckpointStore, MemoryCheckpointStore, RunCheckpoint
-from holdfast.checkpoint.checkpointer import NullCheckpointer
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore, get_record, iter_runs
 from holdfast.core.errors import Shutdown
-from holdfast.core.ports import Checkpointer, CheckpointerFactory, Resumption
+from holdfast.core.ports import Checkpointer, CheckpointerFactory, NullCheckpointer, Resumption
 from holdfast.core.run.state import RunState
 from holdfast.core.run.status import AttemptEnd, classify_error
 

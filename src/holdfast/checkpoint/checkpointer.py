@@ -408,32 +408,3 @@ class StoreCheckpointer:
         self, claim: Claim, *, reason: str = "", outcome: bytes | None = None, **options: Unpack[ReleaseOptions]
     ) -> None:
         await self._writer.release(claim, unsaved=self._latest_state, reason=reason, outcome=outcome, **options)
-
-
-class NullCheckpointer:
-    """The checkpointer of a run without a store: every method succeeds and does nothing."""
-
-    proven_until = math.inf
-
-    async def save(self, state: RunState, *, force: bool = False) -> None:
-        return
-
-    async def verify(self) -> None:
-        return
-
-    async def complete(self, output: Any, usage: Usage) -> bool:
-        return True
-
-    async def wait(
-        self, reason: str, wake_at: datetime | None, wake_on: Sequence[str], *, cancel_children: bool = False
-    ) -> bool:
-        return True
-
-    async def fail(self, error: BaseException, *, may_have_children: bool = False) -> None:
-        return
-
-    async def park(self, reason: str) -> None:
-        return
-
-    async def release(self, reason: str = "", delay: timedelta = timedelta(0), *, strike: bool = False) -> None:
-        return

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from holdfast.checkpoint.cancel import cancel_children
-from holdfast.checkpoint.checkpointer import NullCheckpointer, StoreCheckpointer
+from holdfast.checkpoint.checkpointer import StoreCheckpointer
 from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.codec import DecodedRun, decode, decode_run, make_state
 from holdfast.checkpoint.delta import StoredTurns, Watermark, make_watermark
@@ -34,7 +34,7 @@ from holdfast.checkpoint.store import RunStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.config import CheckpointSettings
 from holdfast.core.errors import MissingDefinition, RunParked
-from holdfast.core.ports import Checkpointer, ChildOutcome, Resumption
+from holdfast.core.ports import Checkpointer, ChildOutcome, NullCheckpointer, Resumption
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import MessageCodec
 from holdfast.core.run.state import RunState

@@ -1,5 +1,6 @@
 """The ports that a host may plug into a run. All are optional: with none, a run is bounded and in memory."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -85,6 +86,35 @@ class Checkpointer(Protocol):
             strike: count the attempt as the death of its process would be, unless it has finished a step.
         """
         ...
+
+
+class NullCheckpointer:
+    """The checkpointer of a run without a store: every method succeeds and does nothing."""
+
+    proven_until = math.inf
+
+    async def save(self, state: RunState, *, force: bool = False) -> None:
+        return
+
+    async def verify(self) -> None:
+        return
+
+    async def complete(self, output: Any, usage: Usage) -> bool:
+        return True
+
+    async def wait(
+        self, reason: str, wake_at: datetime | None, wake_on: Sequence[str], *, cancel_children: bool = False
+    ) -> bool:
+        return True
+
+    async def fail(self, error: BaseException, *, may_have_children: bool = False) -> None:
+        return
+
+    async def park(self, reason: str) -> None:
+        return
+
+    async def release(self, reason: str = "", delay: timedelta = timedelta(0), *, strike: bool = False) -> None:
+        return
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
