@@ -191,7 +191,7 @@ class SnapshotStore:
 
     def __init__(self, location: str) -> None:
         self._path = Path(location)
-        self._tables = SqliteTables(f"{location}-tables")
+        self._tables: Tables = SqliteTables(f"{location}-tables")
         self._is_open = False
 
     async def open(self) -> None:

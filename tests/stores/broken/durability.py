@@ -16,6 +16,8 @@ from holdfast.checkpoint.errors import RunDamaged
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import Mail, Receipt, Release, RunStatus, StoredRun
 from holdfast.checkpoint.store import END
+from holdfast.db.sqlite_tables import MemoryTables
+from holdfast.db.tables import Tables
 
 #: Between two transactions that should be one: by far the longest part of the call, so that the kill comes then.
 TIME_TO_KILL = 0.5
@@ -32,6 +34,15 @@ class IsNotMarkedDurable(BrokenSnapshotStore):
     red = ("test_the_store_is_marked_durable",)
 
     durable = False
+
+
+class KeepsTablesInMemory(BrokenSnapshotStore):
+    red = ("test_rows_of_tables_are_kept_over_reopening",)
+
+    def tables(self) -> Tables:
+        if not isinstance(self._tables, MemoryTables):
+            self._tables = MemoryTables()
+        return self._tables
 
 
 class DropsTheLastEntryWhenOpened(BrokenSnapshotStore):

@@ -2,8 +2,9 @@
 
 import asyncio
 import threading
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from tests.stores.broken.broken_store import BrokenStore
@@ -11,6 +12,8 @@ from tests.stores.broken.broken_store import BrokenStore
 from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import StoreClosed
 from holdfast.checkpoint.record import NewRun, Pending, Release, RunStatus, StoredRun
+from holdfast.db.sqlite_tables import MemoryTables
+from holdfast.db.tables import Cursor, Schema, Tables
 
 
 class ReportsCancelsToAllWorkers(BrokenStore):
@@ -192,3 +195,60 @@ class FoldsCase(BrokenStore):
 
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
         return await super().load(run_id.lower(), after=after)
+
+
+T = TypeVar("T")
+
+
+class MakesNewTablesAtEachCall(BrokenStore):
+    red = ("test_a_store_has_one_object_with_tables",)
+
+    def tables(self) -> Tables:
+        return MemoryTables()
+
+
+class _OneSchema(MemoryTables):
+    _name = ""
+
+    async def open(self, schema: Schema) -> None:
+        self._name = self._name or schema.name
+        if schema.name == self._name:
+            await super().open(schema)
+
+
+class CreatesTheFirstSchemaOnly(BrokenStore):
+    red = ("test_the_tables_hold_several_schemas",)
+
+    def tables(self) -> Tables:
+        self._tables = self._tables or _OneSchema()
+        return self._tables
+
+
+class _NoTransaction(MemoryTables):
+    async def transaction(self, work: Callable[[Cursor], Awaitable[T]], *, lock: Iterable[str] = ()) -> T:
+        return await self.read(work)
+
+
+class RollsNoTableBack(BrokenStore):
+    red = ("test_a_transaction_that_fails_changes_no_table",)
+
+    def tables(self) -> Tables:
+        self._tables = self._tables or _NoTransaction()
+        return self._tables
+
+
+class ForgetsTheRowsWhenClosed(BrokenStore):
+    red = ("test_rows_of_tables_are_kept_while_the_store_is_closed",)
+
+    async def close(self) -> None:
+        await super().close()
+        self._tables = None
+
+
+class LeavesAThreadOfTheTables(BrokenStore):
+    red = ("test_no_thread_of_the_tables_is_left_after_close",)
+
+    def tables(self) -> Tables:
+        if self._tables is None:
+            threading.Thread(target=threading.Event().wait, args=(60,), daemon=True).start()
+        return super().tables()
