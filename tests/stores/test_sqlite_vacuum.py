@@ -12,7 +12,7 @@ import pytest
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.store import iter_runs
-from holdfast.stores.sqlite import SqliteStore, reader, vacuum
+from holdfast.stores.sqlite import SqliteStore, vacuum
 from holdfast.testing.store_processes.store_process import StoreProcess
 from holdfast.testing.store_processes.store_under_test import (
     add_worker,
@@ -166,13 +166,12 @@ async def test_saves_continue_while_journals_are_deleted(tmp_path: Path) -> None
 
 async def test_the_log_does_not_grow_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vacuum, "_CHECKPOINT_BYTES", 50 * 16384)
-    monkeypatch.setattr(reader, "_PAGE_SIZE", 5)
     path, log = tmp_path / "runs.db", tmp_path / "runs.db-wal"
     async with opened(path) as store:
         claim = await create_claimed(store, await add_worker(store))
         for n in range(20):
             await store.create(make_run(f"other-{n}"))
-        listing = iter_runs(store)
+        listing = iter_runs(store, page_size=5)
         await anext(listing)
         for seq in range(1, 500):
             await store.append(claim, make_append(seq, KILOBYTE))

@@ -141,10 +141,12 @@ async def test_a_stream_ends_when_its_token_expires(app: App) -> None:
 
 @pytest.mark.parametrize("text", ["[", "[a", "**", "**a", "`", "```\n", "http://", "[a](http://", "(", "https://a:::"])
 def test_rendering_takes_linear_time(text: str) -> None:
-    times = []
-    for size in (25_000, 99_000, 2_000_000):
-        begin = time.process_time()
-        show_text(text * (size // len(text)))
-        times.append(time.process_time() - begin)
-    assert times[1] < 8 * max(times[0], 0.01)
-    assert times[2] < max(times[1], 0.1)
+    times = [min(_time_rendering(text * (size // len(text))) for _ in range(3)) for size in (25_000, 99_000, 2_000_000)]
+    assert times[1] < 10 * max(times[0], 0.01), "four times the text, sixteen times the time"
+    assert times[2] < max(times[1], 0.2), "longer text is not rendered"
+
+
+def _time_rendering(text: str) -> float:
+    begin = time.process_time()
+    show_text(text)
+    return time.process_time() - begin

@@ -667,7 +667,12 @@ class Siblings:
 @pytest.mark.parametrize("swallows", [False, True])
 async def test_a_child_whose_provider_is_down_makes_its_own_call_wait_and_no_other(swallows: bool) -> None:
     host = SimulatedHost()
-    down = ScriptedModel(ModelUnavailable("down", timedelta(seconds=50)), "up")
+    outages = [ModelUnavailable("down", timedelta(seconds=50))]
+
+    async def down(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        if outages:
+            raise outages.pop()
+        return Reply(text="up")
 
     @tool(effect="idempotent")
     async def ask(number: int) -> str:

@@ -105,7 +105,7 @@ async def test_an_error_that_is_not_transient_is_not_retried_nor_is_a_tool_witho
 
 
 def test_a_once_tool_cannot_be_retried() -> None:
-    with pytest.raises(DefinitionError, match="pay is once"):
+    with pytest.raises(DefinitionError, match="effect is once: it cannot be retried"):
 
         @tool(retry=Retry())
         def pay() -> None: ...

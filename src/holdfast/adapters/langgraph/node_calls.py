@@ -85,7 +85,7 @@ class NodeCalls:
         self._announced: dict[str, _GraphCall] = {}
         self._step = context.state.steps
         self._arrived: list[_GraphCall] = []
-        #: The calls that are being made.
+        #: The calls that are announced or made.
         self._under_way: set[asyncio.Future[None]] = set()
         self._announcing: asyncio.Task[None] | None = None
 
@@ -101,17 +101,18 @@ class NodeCalls:
         """
         try:
             call = self._make_call(request, execute)
-            await self._announce(call)
             result = await self._make(call)
         except RunError as exc:
             raise RunStopped(exc) from exc
         return self._serde.loads_typed((result.type, result.body))
 
     async def _make(self, call: _GraphCall) -> GraphCallResult:
-        """Make a call. If it waits, the calls that are in progress end before the run waits, too."""
+        """Make a call. If it waits, the other calls of the batch end before the run waits, too."""
         ended = asyncio.get_running_loop().create_future()
+        # From now on, not from its start: a call that waits at once would end the batch before this one is announced.
         self._under_way.add(ended)
         try:
+            await self._announce(call)
             result = await self._context.calls.try_execute(call)
         finally:
             self._under_way.discard(ended)
@@ -120,8 +121,7 @@ class NodeCalls:
             if self._under_way:
                 await asyncio.wait({*self._under_way})
             raise self._context.waits.make_error()
-        made: GraphCallResult = result
-        return made
+        return cast(GraphCallResult, result)
 
     def _make_call(self, request: ToolCallRequest, execute: Execute) -> _GraphCall:
         name, call_id = request.tool_call["name"], self._make_call_id(request)
