@@ -262,6 +262,7 @@ async def test_runs_are_left_by_an_app_whose_store_could_not_be_written_while_it
         while not (await app.list(status="running")).runs:
             await asyncio.sleep(0.01)
         lock = apsw.Connection(path)
+        lock.set_busy_timeout(10_000)  # the App is writing
         lock.execute("BEGIN IMMEDIATE")
         await app.shutdown()
         lock.execute("ROLLBACK")
@@ -280,7 +281,7 @@ async def test_runs_are_left_by_an_app_whose_store_could_not_be_written_while_it
     try:
         assert await process.stdout.readline() == b"closed\n"
         await store.open()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while (record := await get_record(store, "r")).owner_alive:
                 await store.wait_for_change(timedelta(seconds=0.1))
         assert record.status in (RunStatus.RUNNING, RunStatus.INTERRUPTED)
