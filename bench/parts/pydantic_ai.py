@@ -32,8 +32,8 @@ from holdfast.adapters.pydantic_ai.message_codec import CODEC
 from holdfast.checkpoint import StoreCheckpoints
 from holdfast.checkpoint.factory import NullCheckpoints
 from holdfast.core import Executor, Ports
-from holdfast.core.run.info import new_run_id
 from holdfast.core.run.state import RunState
+from holdfast.ids import make_id
 from holdfast.stores.from_url import store_from_url
 
 MOST_STEPS = 1000
@@ -76,7 +76,7 @@ def bare_agent(script: Script) -> PydanticAIAgent[None, str]:
 
 async def run_with_saves(agent: PydanticAIAgent[None, str], checkpoints: StoreCheckpoints) -> None:
     """The bare loop, saved by hand wherever a durable run is: as it begins, with each reply, and after each step."""
-    info = RunInfo(run_id=new_run_id(), agent_name="bench", prompt="go")
+    info = RunInfo(run_id=make_id(), agent_name="bench", prompt="go")
     checkpointer = await checkpoints.begin(info)
     state = RunState(codec=CODEC)
     async with agent.iter("go", usage_limits=NO_LIMITS) as run:

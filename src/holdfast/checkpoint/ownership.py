@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
 from functools import partial
@@ -16,6 +15,7 @@ from holdfast.clock import Clock
 from holdfast.concurrency import run_in_background
 from holdfast.config import CheckpointSettings
 from holdfast.core.errors import RunLost
+from holdfast.ids import make_id
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class Claims:
     def __init__(self, store: RunStore, settings: CheckpointSettings, clock: Clock) -> None:
         self.store, self.settings, self._clock = store, settings, clock
         #: New for every open.
-        self.worker_id: str = f"w-{secrets.token_hex(8)}"
+        self.worker_id: str = f"w-{make_id()}"
         #: Failed releases of runs that this process no longer executes.
         self._pending_releases: set[Callable[[], Awaitable[None]]] = set()
         self._retry: asyncio.Task[None] | None = None

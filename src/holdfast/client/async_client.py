@@ -12,9 +12,9 @@ import msgspec
 
 from holdfast.client.errors import ServerUnavailable, make_error
 from holdfast.client.transport import PAUSES, STREAM_TIMEOUT, Requests, read_frames
-from holdfast.core.run.info import new_run_id
 from holdfast.core.run.run_events import Event
 from holdfast.core.run.waiting import Answer, Approve, Deny
+from holdfast.ids import make_id
 from holdfast.runtime.conversations import When
 from holdfast.runtime.operations.verdicts import Verdict
 from holdfast.runtime.reading.run_views import RunDetails, RunList
@@ -50,7 +50,7 @@ class AsyncConversation:
     async def post(self, content: str | Sequence[Any], *, id: str | None = None, when: When = "queue") -> str:
         """Send a message. Durable when this returns. Returns the id of its turn."""
         sent = content if isinstance(content, str) else list(content)
-        body = TurnRequest(content=sent, id=id or new_run_id(), when=when)
+        body = TurnRequest(content=sent, id=id or make_id(), when=when)
         return (await self._requests.post(f"{self._path}/messages", body, TurnReference, repeat=True)).turn_id
 
     async def send(self, content: str | Sequence[Any], *, id: str | None = None, when: When = "queue") -> TurnSummary:
@@ -134,7 +134,7 @@ class AsyncClient:
             priority=priority,
             concurrency_key=concurrency_key,
         )
-        headers = {"idempotency-key": run_id or new_run_id()}
+        headers = {"idempotency-key": run_id or make_id()}
         return (await self._requests.post("runs", body, RunReference, headers, repeat=True)).run_id
 
     async def get(self, run_id: str) -> RunDetails:
@@ -220,12 +220,12 @@ class AsyncClient:
 
     async def send(self, run_id: str, text: str, *, id: str | None = None) -> str:
         """Send a message to a run. Returns its id."""
-        body = MessageRequest(text=text, id=id or new_run_id())
+        body = MessageRequest(text=text, id=id or make_id())
         return (await self._requests.post(f"{_make_path(run_id)}/messages", body, MailReference, repeat=True)).id
 
     async def signal(self, run_id: str, name: str, payload: Any = None, *, id: str | None = None) -> str:
         """Send a signal to a run. Returns its id."""
-        body = SignalRequest(name=name, payload=payload, id=id or new_run_id())
+        body = SignalRequest(name=name, payload=payload, id=id or make_id())
         return (await self._requests.post(f"{_make_path(run_id)}/signals", body, MailReference, repeat=True)).id
 
     async def answer(self, run_id: str, call_id: str, answer: Answer, *, digest: str | None = None) -> None:

@@ -1,7 +1,6 @@
 """Server, tables, grants."""
 
 import asyncio
-import random
 import re
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -24,6 +23,7 @@ from holdfast.db.postgres_connection import (
 )
 from holdfast.db.postgres_url import parse_postgres_url, parse_schema
 from holdfast.db.tables import Cursor, Schema, TablesError, TablesUnavailable, check_text
+from holdfast.ids import draw_between
 
 _T = TypeVar("_T")
 
@@ -114,7 +114,7 @@ class PostgresServer:
                     last = exc
                 if left <= 0 or not can_retry(exc) or self.is_out_of_reach(exc):
                     raise last from None
-            await asyncio.sleep(min(pause * random.uniform(0.5, 1), left))  # noqa: S311
+            await asyncio.sleep(min(pause * draw_between(0.5, 1), left))
             pause = min(2 * pause, _MAX_BACKOFF_S)
 
 

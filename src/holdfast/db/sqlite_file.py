@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import NamedTuple, TypeVar
 
 import apsw
 
+from holdfast.ids import draw_between
 from holdfast.root_error import HoldfastError
 
 _T = TypeVar("_T")
@@ -224,7 +224,7 @@ class _BusyHandler:
         if now >= self._deadline:
             return False
         longest = min(_MAX_BACKOFF_S, _MIN_BACKOFF_S * 2 ** min(attempt, 10))
-        time.sleep(longest * random.uniform(0.5, 1.0))  # noqa: S311 - only spreads the waiters
+        time.sleep(longest * draw_between(0.5, 1.0))
         return True
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.core.run.info import new_run_id
 from holdfast.fanout.errors import CorruptCheckpoint, FanoutError
 from holdfast.fanout.responses import ModelResponse, ResponseSnapshot
+from holdfast.ids import make_id
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
@@ -218,7 +218,7 @@ def remove_file(path: Path) -> None:
 def _open_temporary(path: Path) -> tuple[Path, int]:
     """Create a locked temporary file. The lock ends with the process, so others see whether it is alive."""
     while True:
-        temporary = path.parent / f".{path.name}.{new_run_id()}.tmp"
+        temporary = path.parent / f".{path.name}.{make_id()}.tmp"
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with contextlib.suppress(OSError):  # a file system without locks: its stale files stay
             fcntl.flock(fd, fcntl.LOCK_EX)

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -12,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.fanout.errors import PathRefused
+from holdfast.ids import make_id
 
 #: Larger files are refused.
 MAX_FILE_BYTES = 4 * 1024 * 1024
@@ -152,7 +152,7 @@ class Workspace:
                 if not stat.S_ISREG(before):
                     raise PathRefused(f"{key} is not a file: it is not overwritten")
                 mode = stat.S_IMODE(before)
-            temporary = f".{secrets.token_hex(8)}.tmp"
+            temporary = f".{make_id()}.tmp"
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=parent)
             try:
                 with os.fdopen(fd, "wb") as file:

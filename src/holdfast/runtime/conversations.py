@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -46,6 +45,7 @@ from holdfast.core.run.turns import (
     make_digest,
 )
 from holdfast.core.validation import check_choice
+from holdfast.ids import make_id
 from holdfast.runtime.attach import RunAttacher
 from holdfast.runtime.janitor import Janitor
 from holdfast.runtime.operations.conversation_forks import copy_turns
@@ -289,7 +289,7 @@ class Conversation(Generic[OutputT]):
         prompt = dump_prompt(self._agent.name, get_loop(self._agent), content)
         digest = make_digest(prompt)
         body = check_size(msgspec.json.encode(TurnMessage(content=prompt, digest=digest)))
-        return Mail(mail_id=id or secrets.token_hex(8), topic=_TOPICS[when], body=body), digest
+        return Mail(mail_id=id or make_id(), topic=_TOPICS[when], body=body), digest
 
     async def _find_record(self) -> RunRecord | None:
         """Return the record; `None` if nothing was sent yet."""
@@ -386,7 +386,7 @@ class Conversation(Generic[OutputT]):
         """
         fork = Conversation(
             self._agent,
-            secrets.token_hex(8) if key is None else key,
+            make_id() if key is None else key,
             self._info.inherited_options,
             client=self._client,
             attacher=self._attacher,

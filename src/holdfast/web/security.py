@@ -1,7 +1,6 @@
 """What every application of holdfast has: headers, the lifespan of its App; and the logins of `serve` and `ui`."""
 
 import hmac
-import secrets
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,6 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from holdfast.app import App
 from holdfast.core.errors import DefinitionError
+from holdfast.ids import make_id, make_token
 from holdfast.web.auth import LOCAL_PRINCIPAL, Principal, read_bearer_token
 from holdfast.web.errors import NotAuthenticated
 
@@ -92,7 +92,7 @@ class LocalToken:
         """
         if token and (len(token) < _MIN_TOKEN_LENGTH or not token.isascii()):
             raise DefinitionError(f"the token is too short or not ASCII: give {_MIN_TOKEN_LENGTH} characters or more")
-        self.token = token or secrets.token_urlsafe(24)
+        self.token = token or make_token()
 
     def authorize(self, request: Request) -> Principal | None:
         """Return the principal of a request that has the token, as a bearer token or in the query of a GET."""
@@ -109,7 +109,7 @@ class LinkLogin:
     def __init__(self) -> None:
         self._token = LocalToken()
         #: Browsers send cookies to all ports of a host: the name tells two servers apart.
-        self._cookie = f"holdfast-ui-{secrets.token_hex(4)}"
+        self._cookie = f"holdfast-ui-{make_id(4)}"
 
     @property
     def path(self) -> str:

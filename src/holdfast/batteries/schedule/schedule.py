@@ -1,6 +1,5 @@
 """The schedule: cron jobs that submit runs, once per fire in a whole fleet."""
 
-import secrets
 from collections.abc import Awaitable, Container, Sequence
 from datetime import datetime, timedelta
 from typing import Protocol
@@ -11,6 +10,7 @@ from holdfast.batteries.schedule.jobs import MISFIRE_GRACE_TIME, Job, JobTable, 
 from holdfast.batteries.schedule.runner import Pass, ScheduleRunner
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.db.tables import Tables
+from holdfast.ids import make_id
 
 
 class Submit(Protocol):
@@ -106,7 +106,7 @@ class Schedule:
     async def run_now(self, name: str) -> str:
         """Submit an extra run of the job now. Returns the run's id, which is new at each call."""
         job = await self._jobs.get(name)
-        return await self._submit_run(job, f"{job.run_id(self._clock.now())}:now:{secrets.token_hex(4)}")
+        return await self._submit_run(job, f"{job.run_id(self._clock.now())}:now:{make_id(4)}")
 
     async def tick(self) -> Pass[Fire]:
         """Submit the runs that are due now."""

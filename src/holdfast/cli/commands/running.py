@@ -47,10 +47,11 @@ from holdfast.cli.run_session import (
     run_app,
 )
 from holdfast.core.errors import RunInterrupted
-from holdfast.core.run.info import RunInfo, check_run_id, new_run_id
+from holdfast.core.run.info import RunInfo, check_run_id
 from holdfast.core.run.result import Result
 from holdfast.core.run.waiting import RunWaiting, describe_waits
 from holdfast.core.trace_context import annotate_submit, continue_environment_trace
+from holdfast.ids import make_id
 from holdfast.runtime.operations.run_client import RunClient
 from holdfast.runtime.reading.formatting import utc_now
 from holdfast.runtime.reading.run_views import summarize_run
@@ -135,7 +136,7 @@ def run(
     name = select_agent_name(app, agent)
     text, data = read_prompt(prompt), parse_inputs(inputs)
     is_new = not run_id
-    run_id = check_run_id(run_id) if run_id else new_run_id()
+    run_id = check_run_id(run_id) if run_id else make_id()
     resume = format_resume_command(target, run_id, store)
     labels = {**parse_labels(label), "command": " ".join(target)}
     if app.store is None:
@@ -222,7 +223,7 @@ def submit(
     trace in the environment variable TRACEPARENT, if there is one.
     """
     info = RunInfo(
-        run_id=run_id or new_run_id(),
+        run_id=run_id or make_id(),
         agent_name=agent,
         caller_id=caller,
         labels=parse_labels(label),

@@ -14,9 +14,9 @@ from holdfast.cli.listeners import ProgressListener
 from holdfast.cli.loading import load_object
 from holdfast.cli.opening import open_store
 from holdfast.cli.output import CommandError, UsageError, format_error
-from holdfast.core.run.info import new_run_id
 from holdfast.fanout import Fanout, FanoutSettings, ModelResponse, Variant, Workspace
 from holdfast.fanout.checkpoint_file import remove_file, write_atomically
+from holdfast.ids import make_id
 from holdfast.runtime.operations.verdicts import PICK, read_verdict
 
 #: Beside the default store.
@@ -143,7 +143,7 @@ class Comparison:
         """
         self._recipe, self._workspace, self._name, self._store = recipe, workspace, name, store
         self._retry_failed, self._verbose = retry_failed, verbose
-        self.runs = {task.name: runs.get(task.name) or f"compare-{new_run_id()}" for task in recipe.tasks}
+        self.runs = {task.name: runs.get(task.name) or f"compare-{make_id()}" for task in recipe.tasks}
         self._models = _load_models(recipe)
         self._variants = [
             Variant(name=each.name, instructions=each.instructions, prompt=each.prompt) for each in recipe.variants

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import random
-import secrets
 import signal
 import sys
 import tempfile
@@ -37,6 +36,7 @@ from holdfast.cli.opening import open_client, open_store
 from holdfast.cli.output import CommandError, Output
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.run_events import Event, StatusChanged, StepStarted, ToolCalled, ToolReturned
+from holdfast.ids import draw_bits
 from holdfast.runtime.reading.transcript import Transcript, get_loop_name
 
 
@@ -306,7 +306,7 @@ def demo(
     at random times. At the end a ledger outside the store shows what was lost and what was repeated. Exits with 0 only
     if nothing was. With --ui it serves the web UI of a store with runs in every status until Ctrl-C.
     """
-    seed = secrets.randbelow(10_000) if seed is None else seed
+    seed = draw_bits(16) if seed is None else seed
     output = Output()
     with ExitStack() as stack:
         folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-demo-")))

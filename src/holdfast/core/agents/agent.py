@@ -13,11 +13,12 @@ from holdfast.core.agents.retry import Retry
 from holdfast.core.agents.tool import Tool, ToolSchema
 from holdfast.core.agents.tool_context import CURRENT_REPLY
 from holdfast.core.errors import DefinitionError, UnknownTool
-from holdfast.core.run.info import RunInfo, new_run_id
+from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import Message, Reply
 from holdfast.core.run.result import OutputT_co
 from holdfast.core.run.state import PhaseOutput
 from holdfast.core.validation import check_callable, check_choice, check_count, check_duration, check_text, check_type
+from holdfast.ids import make_id
 
 if TYPE_CHECKING:
     from holdfast.core.loop import Loop
@@ -88,7 +89,7 @@ class Phase:
         if isinstance(info.prompt, str):
             return Template(self.prompt).safe_substitute({**values, "prompt": info.prompt})
         # The parts take the place of `$prompt`, which no other text equals.
-        place = new_run_id()
+        place = make_id()
         before, *texts = Template(self.prompt).safe_substitute({**values, "prompt": place}).split(place)
         parts = [before]
         for text in texts:

@@ -1,7 +1,6 @@
 """Retry: how often and how long a failed call is repeated, and which errors are worth it."""
 
 import errno
-import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -9,6 +8,7 @@ from typing import Any
 
 from holdfast.clock import Clock
 from holdfast.core.errors import DefinitionError, ModelUnavailable, ToolTimeout
+from holdfast.ids import draw_between
 from holdfast.root_error import HoldfastError
 
 #: Exception classes, or a function that says whether an error is transient.
@@ -122,7 +122,7 @@ class Retry:
         # A large exponent would overflow; by then `max_delay` is reached.
         doubled = self.initial_delay.total_seconds() * 2.0 ** min(attempt - 1, 60)
         full = min(doubled, self.max_delay.total_seconds())
-        return timedelta(seconds=full * (1 - self.jitter * random.random()))  # noqa: S311
+        return timedelta(seconds=full * draw_between(1 - self.jitter, 1))
 
 
 def _check_retry_on(given: Any) -> None:

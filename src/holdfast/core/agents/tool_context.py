@@ -1,7 +1,6 @@
 """The context of a tool call, `current_call`, and the text that a native model streams."""
 
 import hashlib
-import secrets
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from contextvars import ContextVar
@@ -13,6 +12,7 @@ import msgspec
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.core.errors import RunError
 from holdfast.core.run.info import RunInfo
+from holdfast.ids import make_token
 
 
 class ReplyStream(Protocol):
@@ -78,7 +78,7 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
     def completion_token(self) -> str:
         """For a tool that returns `Deferred`: its holder may give the result with `App.complete_call`."""
         if not self.token:  # made at the first use: hardly any call needs one
-            msgspec.structs.force_setattr(self, "token", secrets.token_urlsafe(24))
+            msgspec.structs.force_setattr(self, "token", make_token())
         return f"{self.info.run_id}~{self.token}"
 
     def now(self) -> datetime:

@@ -1,7 +1,6 @@
 """RunIndex, RunInfo, RunOptions: the identity of a run, and the keywords that a caller gives it."""
 
 import re
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
@@ -10,6 +9,7 @@ import msgspec
 
 from holdfast.core.errors import DefinitionError, InvalidRunId
 from holdfast.core.run.prompt import Prompt, dump_inputs, dump_prompt, make_request_digest, summarize_prompt
+from holdfast.ids import make_id
 
 if TYPE_CHECKING:
     from holdfast.core.agents.agent import AgentSource
@@ -42,11 +42,6 @@ def check_run_id(run_id: str) -> str:
             f"{run_id!r:.80} cannot be a run id: use 1 to {MAX_RUN_ID_LENGTH} of the characters A-Z a-z 0-9 . _ : -"
         )
     return run_id
-
-
-def new_run_id() -> str:
-    """Return a random id, short enough to type."""
-    return secrets.token_hex(8)
 
 
 def _check_text(name: str, value: Any) -> None:
@@ -179,7 +174,7 @@ class RunInfo(RunIndex, frozen=True, kw_only=True, omit_defaults=True):
         """
         details = AgentDetails.from_source(agent)
         return cls(
-            run_id=new_run_id() if run_id is None else run_id,
+            run_id=make_id() if run_id is None else run_id,
             agent_name=agent.name,
             agent_id=details.agent_id,
             model_tier=details.model_tier,

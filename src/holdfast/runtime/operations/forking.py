@@ -12,8 +12,9 @@ from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import StoredRun
 from holdfast.core.errors import DefinitionError
 from holdfast.core.loop import Loop, PendingCall
-from holdfast.core.run.info import RunInfo, new_run_id
+from holdfast.core.run.info import RunInfo
 from holdfast.core.run.prompt import Prompt, dump_prompt
+from holdfast.ids import make_id
 
 
 class Fork(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +63,7 @@ class _Forker:
     def make(self) -> ForkStart:
         at_step = self._fork.at_step
         labels = {**self._old.labels, "forked_from": self._old.run_id, "forked_at": str(at_step)}
-        new_id = self._fork.new_id or new_run_id()
+        new_id = self._fork.new_id or make_id()
         info = msgspec.structs.replace(self._old, run_id=new_id, parent_run_id=None, labels=labels)
         if self._fork.edited is not None:
             return self._make_with_message(info, self._fork.edited)

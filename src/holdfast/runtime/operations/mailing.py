@@ -1,7 +1,6 @@
 """Sends mail to runs from any process: messages, signals, and answers to calls that wait."""
 
 import hmac
-import secrets
 from collections.abc import Collection
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -19,6 +18,7 @@ from holdfast.core.errors import DefinitionError, PayloadError
 from holdfast.core.json_value import JsonValue, to_json_value
 from holdfast.core.run.mail import CHILD_TOPIC, MESSAGE_TOPIC, encode_message
 from holdfast.core.run.waiting import TOKEN_LENGTH, Answer, Approve, Decision, Deny, Value, WaitingCall, hash_token
+from holdfast.ids import make_id
 
 #: The largest body of a message, a signal or an answer.
 MAX_MAIL_BYTES = 4 * 1024 * 1024
@@ -168,7 +168,7 @@ class Mailer:
     async def _post(self, run_id: str, topic: str, body: bytes, mail_id: str | None) -> str:
         if mail_id is not None:
             check_mail_id(mail_id)
-        mail = Mail(mail_id=mail_id or secrets.token_hex(8), topic=topic, body=check_size(body))
+        mail = Mail(mail_id=mail_id or make_id(), topic=topic, body=check_size(body))
         await self._store.post(run_id, mail)
         await self._wake_parents(run_id)
         return mail.mail_id
@@ -184,7 +184,7 @@ class Mailer:
         """Notify the runs above a child: only its parent resumes it."""
         record = await self._get_record(run_id)
         while record is not None and record.parent_run_id is not None:
-            notice = Mail(mail_id=secrets.token_hex(8), topic=CHILD_TOPIC, body=b"{}")
+            notice = Mail(mail_id=make_id(), topic=CHILD_TOPIC, body=b"{}")
             record = await self._get_record(record.parent_run_id)
             if record is not None:
                 # Also to one that does not wait: it may be about to.

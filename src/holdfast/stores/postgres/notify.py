@@ -3,12 +3,12 @@
 import asyncio
 import contextlib
 import logging
-import uuid
 from datetime import timedelta
 
 import psycopg
 
 from holdfast.checkpoint.errors import StoreError
+from holdfast.ids import make_id
 from holdfast.stores.postgres.database import Database, ReaderPool
 
 log = logging.getLogger("holdfast.stores.postgres")
@@ -28,7 +28,7 @@ class ChangeNotifier:
         self._database, self._readers = database, readers
         self._channel = database.sql.schema
         self._poll_interval_s = poll_interval.total_seconds()
-        self._probe = uuid.uuid4().hex
+        self._probe = make_id(16)
         self._listening = asyncio.Event()
         self._next_change = asyncio.Event()
         self._task: asyncio.Task[None] | None = None

@@ -5,9 +5,9 @@ Encoded here and not by psycopg, whose arrays take five times as long: W2 with 1
 
 import asyncio
 import struct
-import uuid
 from collections.abc import Sequence
 from typing import Any, NoReturn
+from uuid import UUID
 
 import msgspec
 
@@ -36,7 +36,7 @@ _BIGINT_LENGTH = _LENGTH.pack(8)
 _BOOL_ELEMENTS = (b"\0\0\0\1\0", b"\0\0\0\1\1")
 
 
-def encode_uuid(value: uuid.UUID) -> bytes:
+def encode_uuid(value: UUID) -> bytes:
     return value.bytes
 
 

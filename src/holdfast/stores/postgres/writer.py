@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import uuid
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ import psycopg
 from holdfast.checkpoint.errors import StoreClosed, StoreError
 from holdfast.concurrency import run_in_background
 from holdfast.db.postgres_connection import EncodedParams, ErrorKind, PgConnection, classify, is_connection_lost
+from holdfast.ids import make_uuid
 from holdfast.stores.postgres.database import Database
 from holdfast.stores.postgres.late_commits import LateCommits
 from holdfast.stores.postgres.write_requests import (
@@ -56,7 +56,7 @@ class Writer:
         self._loop = asyncio.get_running_loop()
         self._write_batch_sql = database.sql.with_schema(WRITE_BATCH)
         self._resolve_batch_sql = database.sql.with_schema("select holdfast.resolve_batch($1::uuid, $2::bigint)")
-        self._writer_id = uuid.uuid4()
+        self._writer_id = make_uuid()
         self._batch_number = 0
         self._connection: PgConnection | None = None
         self._queue: deque[WriteRequest] = deque()

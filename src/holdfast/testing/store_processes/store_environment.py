@@ -4,12 +4,12 @@ import asyncio
 import contextlib
 import random
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from holdfast.checkpoint.claims import ProcessIdentity, WorkerIdentity, this_process
 from holdfast.checkpoint.store import RunStore
+from holdfast.ids import make_id
 from holdfast.testing.store_processes.store_process import ChildProcess, ProcessExited, StoreProcess
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class Environment:
 
     def make_worker(self) -> WorkerIdentity:
         """Return a new worker in the process of the called store."""
-        return WorkerIdentity(worker_id=f"worker-{uuid.uuid4().hex}", process=self.get_process())
+        return WorkerIdentity(worker_id=f"worker-{make_id()}", process=self.get_process())
 
     def get_process(self) -> ProcessIdentity:
         return this_process()

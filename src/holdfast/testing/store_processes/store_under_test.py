@@ -1,7 +1,6 @@
 """The store under test: how it is built, and helpers for the tests."""
 
 import contextlib
-import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import ClassVar
@@ -13,6 +12,7 @@ from holdfast.checkpoint.claims import Claim, WorkerIdentity, this_process
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.record import Mail, NewRun, Release, RunFilter, RunRecord, RunStatus
 from holdfast.checkpoint.store import END, RunStore, get_record, iter_runs
+from holdfast.ids import make_id
 from holdfast.testing.store_processes.store_process_main import load_store_factory
 
 
@@ -57,7 +57,7 @@ class StoreUnderTest:
 
 def make_worker() -> WorkerIdentity:
     """Return a new worker in this process."""
-    return WorkerIdentity(worker_id=f"worker-{uuid.uuid4().hex}", process=this_process())
+    return WorkerIdentity(worker_id=f"worker-{make_id()}", process=this_process())
 
 
 async def add_worker(store: RunStore) -> str:

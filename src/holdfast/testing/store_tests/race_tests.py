@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import itertools
 import os
-import uuid
 from collections import Counter
 from collections.abc import AsyncIterator
 
@@ -15,6 +14,7 @@ from holdfast.checkpoint.claims import Claim, ProcessIdentity, WorkerIdentity, t
 from holdfast.checkpoint.errors import ClaimLost, RunBusy, RunExists, RunNotFound, UnreadMail
 from holdfast.checkpoint.record import Release, RunFilter, RunStatus
 from holdfast.checkpoint.store import RunStore
+from holdfast.ids import make_id
 from holdfast.testing.store_processes.store_process import StoreProcess
 from holdfast.testing.store_processes.store_under_test import (
     create_claimed,
@@ -38,7 +38,7 @@ RACERS = 4
 
 async def add_process_worker(store: RunStore, process: ProcessIdentity) -> str:
     """Register a new worker of that process. Return its id."""
-    worker = WorkerIdentity(worker_id=f"worker-{uuid.uuid4().hex}", process=process)
+    worker = WorkerIdentity(worker_id=f"worker-{make_id()}", process=process)
     await store.register_worker(worker)
     return worker.worker_id
 

@@ -1,6 +1,5 @@
 """`HoldfastSaver`: a LangGraph checkpointer in SQLite or PostgreSQL."""
 
-import secrets
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
@@ -24,6 +23,7 @@ from holdfast.adapters.langgraph.saver.row_batch import get_thread, make_put, ma
 from holdfast.adapters.langgraph.saver.saver_database import SaverDatabase
 from holdfast.adapters.langgraph.saver.thread_reader import CheckpointListing, ThreadReader
 from holdfast.db.tables import Cursor, TablesError
+from holdfast.ids import make_id
 
 
 class HoldfastSaver(BaseCheckpointSaver[str]):
@@ -78,7 +78,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
     def get_next_version(self, current: str | None, channel: None) -> str:
         """Return a version that is greater than `current`, and differs from those of other branches of the thread."""
         number = 0 if current is None else int(str(current).partition(".")[0])
-        return f"{number + 1:08}.{secrets.token_hex(4)}"
+        return f"{number + 1:08}.{make_id(4)}"
 
     # -- async --------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,6 @@
 """Channel values as rows. A list is stored item by item, so that a list that grew costs only its new items."""
 
 import hashlib
-import secrets
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -9,6 +8,8 @@ from typing import Any, NamedTuple
 import msgspec
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
+from holdfast.ids import draw_bits
 
 #: Types of a stored value that the serializer does not know.
 INLINE_LIST, LIST = "items", "ranges"
@@ -141,7 +142,7 @@ def make_digest(item: Encoded) -> bytes:
 
 
 def _make_stream() -> int:
-    return secrets.randbits(31)
+    return draw_bits(31)
 
 
 class ListCache:

@@ -7,7 +7,7 @@ from starlette.responses import RedirectResponse, Response
 
 from holdfast.checkpoint.errors import RunConflict, RunExists
 from holdfast.core.errors import DefinitionError
-from holdfast.core.run.info import new_run_id
+from holdfast.ids import make_id
 from holdfast.web.api.run_operations import submit_visible
 from holdfast.web.errors import Forbidden
 from holdfast.web.ui.run_view.actions import parse_json, read_form
@@ -96,7 +96,7 @@ async def _render(
         status=status,
         section="runs",
         agents=sorted(site.app.agents),
-        form={"agent": "", "input": "", "data": "", "labels": ""} | form | {"run_id": new_run_id()},
+        form={"agent": "", "input": "", "data": "", "labels": ""} | form | {"run_id": make_id()},
         error=error,
         pending_count=await count_pending(site.store, get_principal(request)),
     )
