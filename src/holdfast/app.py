@@ -12,7 +12,7 @@ from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.store import RunStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.concurrency import close_with_timeout, end_forked_child, run_in_background
-from holdfast.config import CheckpointSettings, ConcurrencyLimit, WorkerSettings
+from holdfast.config import CheckpointSettings, WorkerSettings
 from holdfast.core.agents.agent import AgentRepository, AgentSource
 from holdfast.core.errors import DefinitionError, RunCancelled
 from holdfast.core.execution.attempt import OnCancel
@@ -43,7 +43,7 @@ from holdfast.runtime.lifetime import Lifetime
 from holdfast.runtime.operations.forking import Fork
 from holdfast.runtime.operations.run_client import RunClient
 from holdfast.runtime.operations.verdicts import PICK, Verdict, read_verdict, record_verdict
-from holdfast.runtime.options import AppOptions, check_limits, check_options, check_sequence, find_store
+from holdfast.runtime.options import AppOptions, check_options, check_sequence, find_store
 from holdfast.runtime.parts import StoreParts
 from holdfast.runtime.reading.run_views import RunDetails, RunList, RunQuery, get_run, list_runs
 from holdfast.runtime.status_server import render_metrics
@@ -84,8 +84,6 @@ class App:
         tools: Iterable[ToolProvider] = (),
         schedule: "Schedule | None" = None,
         telemetry: Telemetry | None = None,
-        shutdown_exceptions: tuple[type[BaseException], ...] = (),
-        limits: Iterable[ConcurrencyLimit] = (),
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Join the parts.
@@ -101,10 +99,6 @@ class App:
             tools: offer further tools to every run, such as `Skills` or `AgentToolProvider`.
             schedule: cron jobs, such as `Schedule()`. Every App that takes runs submits those that are due.
             telemetry: traces and metrics: `holdfast.batteries.telemetry.OpenTelemetry()`.
-            shutdown_exceptions: exceptions by which the host's own code announces a shutdown. A run that a tool or the
-                model ends with one, as the error itself, its cause, or within an exception group, stays resumable.
-            limits: concurrency limits by agent or key, which hold for all workers of the store. Written to the store
-                when the App opens, unless an operator has set another limit there, which stays.
 
         Raises:
             DefinitionError: two agents have the same name, or a setting has a wrong type.
@@ -117,7 +111,6 @@ class App:
         self.agents: Final = AgentRegistry(given)
         self.checkpoint_settings: Final = checkpoint
         self.worker_settings: Final = worker
-        self._limits = check_limits(limits)
         self._options = AppOptions(
             agents=given,
             store=store,
@@ -131,8 +124,6 @@ class App:
             tools=providers,
             schedule=schedule,
             telemetry=telemetry,
-            shutdown_exceptions=shutdown_exceptions,
-            limits=self._limits,
             clock=clock,
         )
         check_options(self._options)
@@ -163,7 +154,7 @@ class App:
         self.metrics: Final = RunMetrics()
         if telemetry is not None:
             telemetry.observe(self.metrics)
-        self._clock, self._shutdown_exceptions = clock, shutdown_exceptions
+        self._clock = clock
         self._remove_signal_handlers: Callable[[], None] | None = None
         #: Set when the App opens.
         self._lifetime: Lifetime | None = None
@@ -203,7 +194,7 @@ class App:
             self.ports,
             clock=self._clock,
             require_durability=self.checkpoint_settings.require_durability,
-            shutdown_exceptions=self._shutdown_exceptions,
+            shutdown_exceptions=self.worker_settings.shutdown_exceptions,
             shutdown_timeout=self.worker_settings.shutdown_timeout,
             metrics=self.metrics,
         )
@@ -216,7 +207,7 @@ class App:
                 await close_with_timeout("the store", self._checkpoints.close, self._clock)
             raise
         if self._checkpoints is not None and self._hub is not None:
-            for limit in self._limits:
+            for limit in self.worker_settings.concurrency_limits:
                 await self._checkpoints.store.set_limit(limit.kind, limit.name, limit.max_runs, default=True)
             self._hub.open()
             self._parts = StoreParts.open(

@@ -1,5 +1,6 @@
 """Settings of an `App`: how runs are saved, and how its process executes stored runs."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
@@ -118,6 +119,12 @@ class WorkerSettings:
     shutdown_timeout: timedelta = timedelta(seconds=30)
     #: Shut down on SIGTERM and SIGINT, unless the host handles them. A second signal ends the process.
     handle_signals: bool = True
+    #: Exceptions by which the host's own code announces a shutdown. A run that a tool or the model ends with one, as
+    #: the error itself, its cause, or within an exception group, stays resumable.
+    shutdown_exceptions: tuple[type[BaseException], ...] = ()
+    #: By agent or key, for all workers of the store. Written to the store when the App opens. A limit that an operator
+    #: has set there stays.
+    concurrency_limits: Iterable[ConcurrencyLimit] = ()
 
     def __post_init__(self) -> None:
         check_count("concurrency", self.concurrency)
@@ -126,3 +133,17 @@ class WorkerSettings:
         check_flag("take_runs", self.take_runs)
         check_duration("shutdown_timeout", self.shutdown_timeout)
         check_flag("handle_signals", self.handle_signals)
+        _check_exceptions("shutdown_exceptions", self.shutdown_exceptions)
+        check_type("concurrency_limits", self.concurrency_limits, Iterable, "a list of ConcurrencyLimit")
+        limits = tuple(self.concurrency_limits)
+        for limit in limits:
+            check_type("concurrency_limits", limit, ConcurrencyLimit)
+        object.__setattr__(self, "concurrency_limits", limits)
+
+
+def _check_exceptions(name: str, value: object) -> None:
+    if not isinstance(value, tuple) or not all(isinstance(kind, type) for kind in value):
+        raise DefinitionError(f"{name} is {value!r:.80}: give a tuple of exception classes")
+    for kind in value:
+        if not issubclass(kind, BaseException):
+            raise DefinitionError(f"{name} contains {kind.__name__}, which is no exception class")

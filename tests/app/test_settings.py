@@ -38,6 +38,8 @@ AGENT = Agent(name="a", model=ScriptedModel("done"))
         (WorkerSettings, "take_runs", 1),
         (WorkerSettings, "shutdown_timeout", 30),
         (WorkerSettings, "handle_signals", None),
+        (WorkerSettings, "concurrency_limits", 7),
+        (WorkerSettings, "concurrency_limits", ["agent"]),
     ],
 )
 def test_a_wrong_setting_is_refused(settings: Any, field: str, value: Any) -> None:
@@ -60,7 +62,7 @@ async def test_a_run_that_ends_with_a_shutdown_exception_of_the_host_is_kept() -
 
     store = MemoryStore()
     agent = Agent(name="a", model=model)
-    async with App([agent], store, shutdown_exceptions=(HostStopping,)) as app:
+    async with App([agent], store, worker=WorkerSettings(shutdown_exceptions=(HostStopping,))) as app:
         with pytest.raises(ConnectionError):
             await app.run(agent, "go", run_id="r")
         assert [record.status async for record in iter_runs(store)] == [RunStatus.INTERRUPTED]
@@ -69,7 +71,7 @@ async def test_a_run_that_ends_with_a_shutdown_exception_of_the_host_is_kept() -
 PORTS = ["audit", "budget", "rate_limits", "critic", "listener", "tools", "schedule", "telemetry"]
 
 
-@pytest.mark.parametrize("name", [*PORTS, "clock", "limits", "store"])
+@pytest.mark.parametrize("name", [*PORTS, "clock", "store"])
 def test_an_app_refuses_an_object_without_the_methods_of_the_port(name: str) -> None:
     values: list[Any] = [7, object(), str]
     for wrong in values:
@@ -86,7 +88,7 @@ def test_the_error_about_a_port_names_its_methods() -> None:
 @pytest.mark.parametrize("value", [HostStopping, [HostStopping], ("HostStopping",), (int,)], ids=repr)
 def test_shutdown_exceptions_are_a_tuple_of_exception_classes(value: Any) -> None:
     with pytest.raises(DefinitionError, match=r"^shutdown_exceptions "):
-        App([AGENT], None, shutdown_exceptions=value)
+        WorkerSettings(shutdown_exceptions=value)
 
 
 def test_an_app_refuses_settings_of_another_type() -> None:

@@ -13,7 +13,7 @@ from tests.chaos.limited import AGENT, MAX_RUNS, STEPS, make_agent
 
 from holdfast import App
 from holdfast.checkpoint.record import RunStatus
-from holdfast.config import ConcurrencyLimit
+from holdfast.config import ConcurrencyLimit, WorkerSettings
 
 #: Set by `make chaos`.
 LONG = bool(os.environ.get("HOLDFAST_CHAOS"))
@@ -43,7 +43,9 @@ async def test_a_limit_is_never_exceeded_while_workers_are_killed(
     print(f"seed {SEED}: repeat with HOLDFAST_CHAOS_SEED={SEED}")
     rng = random.Random(SEED)
     limits = [ConcurrencyLimit(agent=AGENT, max_runs=MAX_RUNS)]
-    async with App([make_agent(tmp_path)], durable_store_url, worker=False, limits=limits) as app:
+    async with App(
+        [make_agent(tmp_path)], durable_store_url, worker=WorkerSettings(take_runs=False, concurrency_limits=limits)
+    ) as app:
         run_ids = [await app.submit(AGENT, "go", caller_id=rng.choice("xyz")) for _ in range(RUNS)]
         workers = [start(durable_store_url, tmp_path) for _ in range(3)]
         try:

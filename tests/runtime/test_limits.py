@@ -12,7 +12,7 @@ from holdfast import Agent, App
 from holdfast.checkpoint.errors import LimitReached
 from holdfast.checkpoint.record import RunStatus
 from holdfast.checkpoint.store import get_record
-from holdfast.config import ConcurrencyLimit
+from holdfast.config import ConcurrencyLimit, WorkerSettings
 from holdfast.core.errors import DefinitionError
 from holdfast.core.run.messages import Message, Reply
 from holdfast.stores.memory import MemoryStore
@@ -46,7 +46,9 @@ class Gate:
 async def test_queued_and_awaited_runs_share_the_limit_of_their_key() -> None:
     gate = Gate()
     limits = [ConcurrencyLimit(key="tenant", max_runs=2)]
-    async with App([Agent(name="a", model=gate)], MemoryStore(), limits=limits) as app:
+    async with App(
+        [Agent(name="a", model=gate)], MemoryStore(), worker=WorkerSettings(concurrency_limits=limits)
+    ) as app:
         submitted = [await app.submit("a", "p", concurrency_key="tenant") for _ in range(2)]
         await gate.wait_inside(2)
         awaited = asyncio.create_task(app.run("a", "p", run_id="awaited", concurrency_key="tenant"))
@@ -67,7 +69,7 @@ async def test_a_person_who_resumes_a_run_over_the_limit_gets_its_result_later()
     gate, failing = Gate(), ScriptedModel(ValueError("once"))
     store = MemoryStore()
     limits = [ConcurrencyLimit(agent="a", max_runs=1)]
-    async with App([Agent(name="a", model=failing)], store, limits=limits) as app:
+    async with App([Agent(name="a", model=failing)], store, worker=WorkerSettings(concurrency_limits=limits)) as app:
         with pytest.raises(ValueError, match="once"):
             await app.run("a", "p", run_id="failed")
     async with App([Agent(name="a", model=gate)], store) as app:
@@ -87,7 +89,9 @@ async def test_what_an_operator_has_set_wins_over_the_app() -> None:
     await store.open()
     await store.set_limit("agent", "a", 7)
     limits = [ConcurrencyLimit(agent="a", max_runs=1), ConcurrencyLimit(agent="b", max_runs=2)]
-    async with App([Agent(name="a", model=ScriptedModel("x"))], store, limits=limits) as app:
+    async with App(
+        [Agent(name="a", model=ScriptedModel("x"))], store, worker=WorkerSettings(concurrency_limits=limits)
+    ) as app:
         assert app.store is not None
         found = [(used.limit.name, used.limit.max_runs, used.is_default) for used in await app.store.list_limits()]
     assert found == [("a", 7, False), ("b", 2, True)]

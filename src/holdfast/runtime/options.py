@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypedDict, TypeVar, cast
 from holdfast.checkpoint.checkpoint_store import CheckpointStore
 from holdfast.checkpoint.store import RunStore
 from holdfast.clock import Clock
-from holdfast.config import CheckpointSettings, ConcurrencyLimit, WorkerSettings
+from holdfast.config import CheckpointSettings, WorkerSettings
 from holdfast.core.agents.agent import AgentRepository, AgentSource
 from holdfast.core.errors import DefinitionError
 from holdfast.core.ports import Audit, Budget, Closeable, Critic, RateLimiter, RunListener, ToolProvider
@@ -37,8 +37,6 @@ class AppOptions(TypedDict, total=False):
     tools: Iterable[ToolProvider]
     schedule: "Schedule | None"
     telemetry: Telemetry | None
-    shutdown_exceptions: tuple[type[BaseException], ...]
-    limits: Iterable[ConcurrencyLimit]
     clock: Clock
 
 
@@ -72,7 +70,6 @@ def check_options(options: AppOptions) -> None:
         check_type("schedule", options["schedule"], Schedule)
         if options["store"] is None:
             raise DefinitionError("schedule submits runs, and this App has no store: give it one")
-    _check_exceptions("shutdown_exceptions", options["shutdown_exceptions"])
 
 
 def check_sequence(name: str, values: Iterable[_T]) -> tuple[_T, ...]:
@@ -83,19 +80,6 @@ def check_sequence(name: str, values: Iterable[_T]) -> tuple[_T, ...]:
     """
     check_type(name, values, Iterable, f"a list of {name}")
     return tuple(values)
-
-
-def check_limits(limits: Iterable[ConcurrencyLimit]) -> tuple[ConcurrencyLimit, ...]:
-    """Return the limits.
-
-    Raises:
-        DefinitionError: one is no limit.
-    """
-    check_type("limits", limits, Iterable, "a list of ConcurrencyLimit")
-    checked = tuple(limits)
-    for limit in checked:
-        check_type("limits", limit, ConcurrencyLimit)
-    return checked
 
 
 def find_store(store: RunStore | CheckpointStore | str | None, settings: CheckpointSettings) -> RunStore | None:
@@ -114,11 +98,3 @@ def find_store(store: RunStore | CheckpointStore | str | None, settings: Checkpo
     if found is not None and settings.redact is not None:
         return RedactingStore(found, settings.redact)
     return found
-
-
-def _check_exceptions(name: str, value: object) -> None:
-    if not isinstance(value, tuple) or not all(isinstance(kind, type) for kind in value):
-        raise DefinitionError(f"{name} is {value!r:.80}: give a tuple of exception classes")
-    for kind in value:
-        if not issubclass(kind, BaseException):
-            raise DefinitionError(f"{name} contains {kind.__name__}, which is no exception class")
