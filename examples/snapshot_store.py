@@ -463,7 +463,7 @@ class SnapshotStore:
             now = datetime.now(UTC)
             posted = run.unread[mail.mail_id] = msgspec.structs.replace(mail, posted_at=now)
             if mail.topic in run.record.wake_on:
-                run.update(status=RunStatus.INTERRUPTED, wake_at=None, wake_on=(), not_before=now)
+                run.update(status=RunStatus.INTERRUPTED, reason="", wake_at=None, wake_on=(), not_before=now)
             contents.changes += 1
             return Receipt(is_new=True, mail=posted)
 

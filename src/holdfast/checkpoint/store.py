@@ -256,8 +256,8 @@ class RunStore(Protocol):
     async def post(self, run_id: str, mail: Mail) -> Receipt:
         """Add mail to the run. Once this returns it survives `kill -9`. Idempotent by mail id.
 
-        A run that waits for this topic becomes interrupted in the same transaction, without a backoff. If the run had
-        mail with this id before, consumed or not, nothing is changed, whatever its status.
+        A run that waits for this topic becomes interrupted in the same transaction, without a backoff and without a
+        reason. If the run had mail with this id before, consumed or not, nothing is changed, whatever its status.
 
         Raises:
             RunNotFound: there is no such run.

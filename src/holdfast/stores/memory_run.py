@@ -110,7 +110,7 @@ class MemoryRun:
         posted = self.mail[mail.mail_id] = msgspec.structs.replace(mail, posted_at=now)
         self.unread[mail.mail_id] = None
         if self.status is RunStatus.WAITING and mail.topic in self.wake_on:
-            self.status, self.wake_at, self.wake_on = RunStatus.INTERRUPTED, None, ()
+            self.status, self.reason, self.wake_at, self.wake_on = RunStatus.INTERRUPTED, "", None, ()
             self.not_before = self.updated_at = now
         return Receipt(is_new=True, mail=posted)
 

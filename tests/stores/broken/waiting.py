@@ -79,6 +79,16 @@ class WakesWithABackoff(BrokenStore):
         return receipt
 
 
+class KeepsTheReasonOfAWaitThatEnded(BrokenStore):
+    red = ("test_mail_of_an_awaited_topic_wakes_the_run",)
+
+    async def post(self, run_id: str, mail: Mail) -> Receipt:
+        reason = self._get_run(run_id).reason
+        receipt = await super().post(run_id, mail)
+        self._runs[run_id].reason = reason
+        return receipt
+
+
 class WakesByPrefix(BrokenStore):
     red = ("test_mail_of_other_topics_does_not_wake_the_run",)
 

@@ -226,7 +226,7 @@ class Model:
             raise RunEnded(run_id, run.status)
         run.unread[mail.mail_id] = mail
         if run.status is RunStatus.WAITING and mail.topic in run.wake_on:
-            run.status, run.wake_on, run.wake_at = RunStatus.INTERRUPTED, (), None
+            run.status, run.reason, run.wake_on, run.wake_at = RunStatus.INTERRUPTED, "", (), None
             run.ready_between = (began, time.monotonic())
 
     def pending_mail(self, worker_id: str) -> list[str]:

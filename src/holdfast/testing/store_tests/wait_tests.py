@@ -70,6 +70,7 @@ class WaitTests(StoreUnderTest):
             claim,
             Release(
                 status=RunStatus.WAITING,
+                reason="approval of pay",
                 wake_on=["message", "answer:1"],
                 wake_at=wake_at,
                 delay=timedelta(hours=1),
@@ -78,7 +79,7 @@ class WaitTests(StoreUnderTest):
         await store.post("run-1", make_mail(topic="answer:1"))
         record = await load_record(store)
         assert (record.status, list(record.wake_on), record.wake_at) == (RunStatus.INTERRUPTED, [], None)
-        assert record.is_interrupted
+        assert (record.is_interrupted, record.reason) == (True, "")
         [claim] = await store.claim_next(worker, agents=["agent"], limit=10)
         assert (claim.run_id, claim.strikes) == ("run-1", 1)
         assert await read_mail_ids(store) == ["mail-1"]

@@ -119,7 +119,7 @@ UPDATE mail SET consumed = 1, body = x'' WHERE run_key = ?1 AND mail_id = ?2
 UPDATE runs SET unread = unread + ?2 WHERE run_key = ?1
 
 -- name: wake_run
-UPDATE runs SET status = 'interrupted', wake_at = NULL, wake_on = '[]', not_before = ?2, updated_at = ?2
+UPDATE runs SET status = 'interrupted', reason = '', wake_at = NULL, wake_on = '[]', not_before = ?2, updated_at = ?2
 WHERE run_key = ?1
 
 -- name: pending_mail

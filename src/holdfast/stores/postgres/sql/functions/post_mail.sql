@@ -26,7 +26,7 @@ begin
     values (found_run.id, p ->> 'mail_id', p ->> 'topic', decode(p ->> 'body', 'base64'));
     if found_run.status = 'waiting' and p ->> 'topic' = any (found_run.wake_on) then
         update holdfast.run r set
-            status = 'interrupted', wake_at = null, wake_on = '{}', has_mail = true,
+            status = 'interrupted', reason = '', wake_at = null, wake_on = '{}', has_mail = true,
             not_before = now(), due_at = now(), updated_at = now()
         where r.id = found_run.id;
     elsif not found_run.has_mail then
