@@ -30,7 +30,6 @@ from holdfast import Bounds, RunInfo
 from holdfast.adapters.pydantic_ai import durable
 from holdfast.adapters.pydantic_ai.message_codec import CODEC
 from holdfast.checkpoint import StoreCheckpoints
-from holdfast.checkpoint.factory import NullCheckpoints
 from holdfast.core import Executor, Ports
 from holdfast.core.run.state import RunState
 from holdfast.ids import make_id
@@ -102,7 +101,7 @@ class Bench:
         self.script = Script(2)
         self._agent = bare_agent(self.script)
         self._durable = durable(self._agent, bounds=Bounds(max_steps=MOST_STEPS))
-        self._without = Executor(Ports(checkpoints=NullCheckpoints()))
+        self._without = Executor(Ports(checkpoints=StoreCheckpoints(None)))
         self._checkpoints = StoreCheckpoints(store_from_url(f"sqlite:{folder / f'runs-{os.getpid()}.db'}"))
         self._with = Executor(Ports(checkpoints=self._checkpoints))
 

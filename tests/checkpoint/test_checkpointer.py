@@ -14,9 +14,10 @@ from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import RunStatus
 from holdfast.config import Retention
 from holdfast.core.errors import PayloadError, RunCancelled, RunParked
-from holdfast.core.ports import NullCheckpointer
+from holdfast.core.ports import Leave, NullCheckpointer
 from holdfast.core.run.messages import NO_USAGE, Usage, User
 from holdfast.core.run.state import RunState
+from holdfast.core.run.status import AttemptEnd
 
 # -- 1: over is over --------------------------------------------------------------------------------------------------
 
@@ -75,8 +76,8 @@ async def test_a_run_that_never_reached_the_store_ends_without_touching_it(harne
         await {
             "complete": lambda handle=handle: handle.complete(None, NO_USAGE),
             "fail": lambda handle=handle: handle.fail(ValueError()),
-            "park": lambda handle=handle: handle.park("why"),
-            "release": lambda handle=handle: handle.release(),
+            "park": lambda handle=handle: handle.leave(Leave(AttemptEnd.PARKED, reason="why")),
+            "release": lambda handle=handle: handle.leave(Leave()),
         }[end]()
     assert harness.store.calls == []
 
@@ -86,7 +87,7 @@ async def test_a_parked_run_keeps_its_reason_and_is_no_candidate(harness: Checkp
     harness.add_message("one")
     await handle.save(harness.state)
     harness.add_message("two")
-    await handle.park("approval: pay 5 EUR")
+    await handle.leave(Leave(AttemptEnd.PARKED, reason="approval: pay 5 EUR"))
     record = await harness.load_record()
     assert (record.status, record.reason, record.is_interrupted) == (RunStatus.PARKED, "approval: pay 5 EUR", False)
     assert await harness.load_texts() == ["one", "two"]
@@ -96,7 +97,7 @@ async def test_a_released_run_is_a_candidate_without_a_strike(harness: Checkpoin
     handle = harness.make_checkpointer()
     harness.add_message("one")
     await handle.save(harness.state)
-    await handle.release()
+    await handle.leave(Leave())
     record = await harness.load_record()
     assert (record.status, record.is_interrupted, record.strikes) == (RunStatus.INTERRUPTED, True, 0)
 
@@ -111,9 +112,9 @@ async def test_without_a_store_every_method_succeeds_and_does_nothing() -> None:
     await handle.save(state)
     await handle.save(state, force=True)
     await handle.verify()
-    await handle.park("why")
-    await handle.release()
-    await handle.release("why", SECOND)
+    await handle.leave(Leave(AttemptEnd.PARKED, reason="why"))
+    await handle.leave(Leave())
+    await handle.leave(Leave(reason="why", delay=SECOND))
     await handle.fail(ValueError())
     await handle.complete(object(), NO_USAGE)
     await handle.save(state)
@@ -133,9 +134,9 @@ async def test_no_save_brings_a_run_back_that_was_settled(harness: CheckpointerH
         elif end == "fail":
             await handle.fail(ValueError())
         elif end == "park":
-            await handle.park("why")
+            await handle.leave(Leave(AttemptEnd.PARKED, reason="why"))
         else:
-            await handle.release()
+            await handle.leave(Leave())
 
     await handle.save(harness.state)
     saves: list[asyncio.Task[None]] = []
@@ -174,7 +175,7 @@ async def test_no_save_brings_a_run_back_that_was_settled(harness: CheckpointerH
 async def test_the_first_way_to_end_decides(harness: CheckpointerHarness) -> None:
     handle = harness.make_checkpointer(retention=Retention())
     await handle.save(harness.state)
-    await handle.park("first")
+    await handle.leave(Leave(AttemptEnd.PARKED, reason="first"))
     await handle.complete("second", NO_USAGE)
     assert await harness.list_statuses() == {"r": RunStatus.PARKED}
 
@@ -362,7 +363,7 @@ async def test_a_transcript_over_the_cap_parks_the_run_and_what_was_saved_stays(
         await handle.save(harness.state)
     assert isinstance(raised.value, RunParked)
     assert raised.value.reason == "size"
-    await handle.park(raised.value.message)
+    await handle.leave(Leave(AttemptEnd.PARKED, reason=raised.value.message))
     assert await harness.load_texts() == ["good"]
     assert await harness.list_statuses() == {"r": RunStatus.PARKED}
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from tests.probe_store import ProbeStore
@@ -13,16 +13,17 @@ from tests.simulated_host import SimulatedHost
 from holdfast.checkpoint.checkpointer import StoreCheckpointer
 from holdfast.checkpoint.codec import decode
 from holdfast.checkpoint.errors import RunExists, SchemaTooNew, StorePermissionError, StoreUnavailable
-from holdfast.checkpoint.factory import NullCheckpoints, StoreCheckpoints
+from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.record import RunStatus
 from holdfast.checkpoint.store import iter_runs
 from holdfast.core.agents.agent import Agent
-from holdfast.core.errors import NotDurable, Shutdown
+from holdfast.core.errors import DefinitionError, NotDurable, Shutdown
 from holdfast.core.execution.executor import Executor
-from holdfast.core.ports import Checkpointer, ChildOutcome, NullCheckpointer, Ports, Resumption
+from holdfast.core.ports import Checkpointer, ChildOutcome, Leave, NullCheckpointer, Ports, Resumption
 from holdfast.core.run.info import RunInfo
-from holdfast.core.run.messages import NATIVE_CODEC, NO_USAGE, MessageCodec, Reply, User
+from holdfast.core.run.messages import NATIVE_CODEC, NO_USAGE, MessageCodec, Reply, Usage, User
 from holdfast.core.run.state import RunState
+from holdfast.core.run.status import AttemptEnd
 from holdfast.stores.memory import MemoryStore
 
 AGENT = Agent(name="a", model=ScriptedModel("done"))
@@ -45,6 +46,9 @@ class CountingFactory:
     async def attach_child(self, info: RunInfo, codec: MessageCodec) -> Resumption | ChildOutcome | None:
         return None
 
+    async def cancel_children(self, run_id: str) -> None:
+        return
+
     async def close(self, *, keep_claims: bool = False) -> None:
         self.closed = True
 
@@ -53,12 +57,61 @@ class CountingFactory:
 
 
 async def test_a_factory_over_no_store_gives_handles_that_do_nothing() -> None:
-    checkpoints = NullCheckpoints()
+    checkpoints = StoreCheckpoints(None)
+    await checkpoints.open()
     info = RunInfo(run_id="r", agent_name="a")
     assert isinstance(await checkpoints.begin(info), NullCheckpointer)
     assert await checkpoints.attach_child(info, NATIVE_CODEC) is None
+    await checkpoints.cancel_children("r")
     await checkpoints.close()
-    assert (await Executor(Ports(checkpoints=checkpoints)).run(AGENT, "go")).output == "done"
+
+
+@pytest.mark.parametrize("require_durability", [False, True])
+async def test_runs_of_a_factory_over_no_store_end_without_a_warning(
+    caplog: pytest.LogCaptureFixture, require_durability: bool
+) -> None:
+    executor = Executor(Ports(checkpoints=StoreCheckpoints(None)), require_durability=require_durability)
+    for _ in range(2):
+        assert (await executor.run(AGENT, "go")).output == "done"
+    await executor.shutdown()
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def test_the_store_of_a_factory_without_one_is_an_error_that_says_so() -> None:
+    checkpoints = StoreCheckpoints(None)
+    with pytest.raises(DefinitionError, match="have no store"):
+        _ = checkpoints.store
+    with pytest.raises(DefinitionError, match="have no store"):
+        _ = checkpoints.worker_id
+
+
+class OriginalHandle(NullCheckpointer):
+    """A host's handle with the three methods of the original."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    async def save(self, state: RunState, *, force: bool = False) -> None:
+        self.calls.append("save")
+
+    async def complete(self, output: Any, usage: Usage) -> bool:
+        self.calls.append(f"complete {output}")
+        return True
+
+    async def fail(self, error: BaseException) -> None:
+        self.calls.append(f"fail {error}")
+
+
+async def test_a_handle_that_overrides_save_complete_and_fail_is_enough() -> None:
+    async def broken(messages: Any, tools: Any) -> Any:
+        raise ValueError("broken")
+
+    done, failed = OriginalHandle(), OriginalHandle()
+    await Executor(Ports(checkpoints=CountingFactory(done))).run(AGENT, "go")
+    with pytest.raises(ValueError, match="broken"):
+        await Executor(Ports(checkpoints=CountingFactory(failed))).run(Agent(name="a", model=broken), "go")
+    assert (done.calls[0], done.calls[-1]) == ("save", "complete done")
+    assert failed.calls[-1] == "fail broken"
 
 
 # -- 5: one handle per run --------------------------------------------------------------------------------------------
@@ -265,7 +318,10 @@ async def _make_host_with_child(left: RunStatus) -> SimulatedHost:
     life = SimulatedHost()
     handle = await life.checkpoints.begin(CHILD)
     await handle.save(RunState())
-    await (handle.park("approval") if left is RunStatus.PARKED else handle.release("approval"))
+    end: Literal[AttemptEnd.PARKED, AttemptEnd.INTERRUPTED] = (
+        AttemptEnd.PARKED if left is RunStatus.PARKED else AttemptEnd.INTERRUPTED
+    )
+    await handle.leave(Leave(end, reason="approval"))
     return life
 
 

@@ -9,6 +9,7 @@ from holdfast.checkpoint.codec import decode_run
 from holdfast.checkpoint.errors import StoreFull
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.journal import EntryKind
+from holdfast.core.ports import Leave
 from holdfast.core.run.messages import NATIVE_CODEC, Reply, ToolResult, User
 from holdfast.core.run.state import RunState
 
@@ -219,7 +220,7 @@ async def test_a_resumed_handle_writes_only_what_its_own_life_added(harness: Che
     held = a_result("c1")
     harness.state.results["c1"] = held
     await handle.save(harness.state)
-    await handle.release()
+    await handle.leave(Leave())
 
     claim = await harness.inner.claim("r", "w")
     codec = CountingCodec()

@@ -27,7 +27,7 @@ from holdfast.checkpoint.record import StoredRun
 from holdfast.checkpoint.store import iter_runs
 from holdfast.config import CheckpointSettings
 from holdfast.core.errors import PayloadError
-from holdfast.core.ports import Checkpointer
+from holdfast.core.ports import Checkpointer, Leave
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import NATIVE_CODEC, Reply, ToolCall, ToolResult, Usage, User
 from holdfast.core.run.state import RetryState, RunState
@@ -226,11 +226,11 @@ class Journal(RuleBasedStateMachine):
         """After a release, which saves what was held back; or after a death, which loses what was not saved."""
         if clean:
             self.do(self.handle.save(self.state, force=True))
-            self.do(self.handle.release())
+            self.do(self.handle.leave(Leave()))
             self.expected = snapshot(self.state)
         self.store.die()
         with suppress(StoreClosed):
-            self.do(self.handle.release())
+            self.do(self.handle.leave(Leave()))
         self.do(self.inner.deregister_worker(f"w{self.lives}"))
         self.register()
         claim = self.do(self.inner.claim("r", f"w{self.lives}"))

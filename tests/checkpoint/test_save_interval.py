@@ -10,6 +10,7 @@ from holdfast.checkpoint.errors import ClaimLost, StoreFull, StoreUnavailable
 from holdfast.checkpoint.record import RunStatus
 from holdfast.config import CheckpointSettings, Retention
 from holdfast.core.errors import DefinitionError
+from holdfast.core.ports import Leave
 from holdfast.core.run.messages import User
 
 # -- the save interval ------------------------------------------------------------------------------------------------
@@ -102,7 +103,7 @@ async def test_releasing_writes_the_deferred_state(harness: CheckpointerHarness)
     await checkpointer.save(harness.state)
     harness.add_message("deferred")
     await checkpointer.save(harness.state)
-    await checkpointer.release()
+    await checkpointer.leave(Leave())
     assert await harness.load_texts() == ["deferred"]
     assert harness.clock.waiting == 0
 
@@ -113,11 +114,11 @@ async def test_releasing_writes_a_deferred_rewritten_history(harness: Checkpoint
     await checkpointer.save(harness.state)
     harness.state.history.rewrite([User("short")])
     await checkpointer.save(harness.state)
-    await checkpointer.release()
+    await checkpointer.leave(Leave())
     assert await harness.load_texts() == ["short"]
 
 
-@pytest.mark.parametrize("end", ["release", "fail"])
+@pytest.mark.parametrize("end", ["leave", "fail"])
 async def test_a_rewritten_history_that_cannot_be_saved_is_not_added_to_the_old_one(
     harness: CheckpointerHarness, end: str
 ) -> None:
@@ -127,8 +128,8 @@ async def test_a_rewritten_history_that_cannot_be_saved_is_not_added_to_the_old_
     harness.state.history.rewrite([User("short")])
     await checkpointer.save(harness.state)
     harness.store.fail("append", StoreFull("no room"))
-    await (checkpointer.release() if end == "release" else checkpointer.fail(ValueError("broken")))
-    assert await harness.list_statuses() == {"r": RunStatus.INTERRUPTED if end == "release" else RunStatus.FAILED}
+    await (checkpointer.leave(Leave()) if end == "leave" else checkpointer.fail(ValueError("broken")))
+    assert await harness.list_statuses() == {"r": RunStatus.INTERRUPTED if end == "leave" else RunStatus.FAILED}
     assert await harness.load_texts() == ["long"]
 
 
@@ -138,7 +139,7 @@ async def test_a_run_is_released_even_if_its_deferred_state_cannot_be_saved(harn
     await checkpointer.save(harness.state)
     harness.add_message("half a pair \ud800")
     await checkpointer.save(harness.state)
-    await checkpointer.release()
+    await checkpointer.leave(Leave())
     assert await harness.list_statuses() == {"r": RunStatus.INTERRUPTED}
     assert await harness.load_texts() == ["good"]
 

@@ -5,7 +5,7 @@ from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore, get_record, iter_runs
 from holdfast.core.errors import Shutdown
-from holdfast.core.ports import Checkpointer, CheckpointerFactory, NullCheckpointer, Resumption
+from holdfast.core.ports import Checkpointer, CheckpointerFactory, Leave, NullCheckpointer, Resumption
 from holdfast.core.run.state import RunState
 from holdfast.core.run.status import AttemptEnd, classify_error
 
@@ -14,6 +14,7 @@ __all__ = [
     "CheckpointStore",
     "Checkpointer",
     "CheckpointerFactory",
+    "Leave",
     "MemoryCheckpointStore",
     "NullCheckpointer",
     "Resumption",

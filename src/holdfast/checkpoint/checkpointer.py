@@ -20,10 +20,12 @@ from holdfast.clock import SYSTEM_CLOCK, Clock, Timer
 from holdfast.concurrency import run_in_background
 from holdfast.config import CheckpointSettings
 from holdfast.core.errors import RunCancelled, RunLost, format_error
+from holdfast.core.ports import Leave
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.mail import MESSAGE_TOPIC
 from holdfast.core.run.messages import NO_USAGE, Usage
 from holdfast.core.run.state import RunState
+from holdfast.core.run.status import AttemptEnd
 from holdfast.core.run.turns import INPUT_TOPICS
 
 log: logging.Logger = logging.getLogger("holdfast.checkpoint")
@@ -39,8 +41,8 @@ class CheckpointerOwner(Protocol):
         """Call `retry` later: the release of a run failed."""
         ...
 
-    async def cancel_children(self, run_id: str, *, continues: bool = False) -> None:
-        """Cancel the unfinished child runs of a run that is about to be cancelled, unless it `continues`."""
+    async def cancel_tree(self, run_id: str) -> None:
+        """Cancel the unfinished child runs of a run that is about to be cancelled."""
         ...
 
     def keep_journal(self, info: RunInfo, state: RunState, created_at: datetime, watermark: Watermark) -> None:
@@ -234,30 +236,49 @@ class StoreCheckpointer:
         topics = INPUT_TOPICS if self._info.conversation else (MESSAGE_TOPIC,)
         return await self._end(RunStatus.DONE, outcome, wake_on=topics)
 
-    async def wait(
-        self, reason: str, wake_at: datetime | None, wake_on: Sequence[str], *, cancel_children: bool = False
-    ) -> bool:
-        """Leave the run waiting for a time or for mail.
+    async def leave(self, leaving: Leave) -> bool:
+        """End the attempt of a run that has not ended. An interrupted one is a strike only if no step was finished.
 
-        Returns False if such mail has arrived: the run is left to be resumed at once.
+        Returns False if the mail that the run would wait for has arrived: it is left to be resumed at once.
         """
+        if leaving.end is AttemptEnd.WAITING:
+            return await self._wait(leaving)
+        if leaving.end is AttemptEnd.PARKED:
+            await self._finalize(partial(self._release_claim, status=RunStatus.PARKED, reason=leaving.reason))
+        else:
+            await self._interrupt(leaving)
+        return True
+
+    async def _wait(self, leaving: Leave) -> bool:
         await self._save_rewrite()
-        if cancel_children and self._owner is not None:
-            await self._owner.cancel_children(self._info.run_id, continues=True)
         # The clock of the store may be ahead: the run would be resumed too early, and again at once.
+        wake_at = leaving.wake_at
         delay = timedelta(0) if wake_at is None else max(timedelta(0), wake_at - self._clock.now())
         release = partial(
             self._release_claim,
             status=RunStatus.WAITING,
-            reason=reason,
+            reason=leaving.reason,
             strikes=self._strikes_to_keep,
             delay=delay,
             wake_at=wake_at,
-            wake_on=wake_on,
+            wake_on=leaving.wake_on,
         )
         is_waiting = await self._finalize_unless_mail(release)
         self._keep_journal()
         return is_waiting
+
+    async def _interrupt(self, leaving: Leave) -> None:
+        if self._deferred is not None:
+            await self._save_last(self._deferred)
+        strikes = self._count_strikes(is_strike=leaving.strike)
+        release = partial(
+            self._release_claim,
+            status=RunStatus.INTERRUPTED,
+            reason=leaving.reason,
+            strikes=strikes,
+            delay=max(leaving.delay, backoff(strikes)) if leaving.strike else leaving.delay,
+        )
+        await self._finalize(release)
 
     def _keep_journal(self) -> None:
         """Keep the journal of a conversation between two turns for the next one."""
@@ -296,7 +317,7 @@ class StoreCheckpointer:
         claim = self._writer.claim
         return 0 if self._writer.progressed or claim is None else max(0, claim.strikes - (not is_strike))
 
-    async def fail(self, error: BaseException, *, may_have_children: bool = False) -> None:
+    async def fail(self, error: BaseException) -> None:
         """Record failure or cancellation. The run is kept for its retention and can be resumed by hand.
 
         Recovery resumes the children of a terminal run. So the children of a cancelled run are cancelled first.
@@ -304,18 +325,9 @@ class StoreCheckpointer:
         cancelled = isinstance(error, RunCancelled | asyncio.CancelledError)
         text = format_error(error)
         status = RunStatus.CANCELLED if cancelled else RunStatus.FAILED
-        outcome = encode(Outcome(error=text, usage=self._current_usage()))
-        await self._end(status, outcome, reason=text, cancel_children=cancelled and may_have_children)
+        await self._end(status, encode(Outcome(error=text, usage=self._current_usage())), reason=text)
 
-    async def _end(
-        self,
-        status: RunStatus,
-        outcome: bytes,
-        *,
-        reason: str = "",
-        cancel_children: bool = False,
-        wake_on: Sequence[str] = (),
-    ) -> bool:
+    async def _end(self, status: RunStatus, outcome: bytes, *, reason: str = "", wake_on: Sequence[str] = ()) -> bool:
         """Keep the ended run for its retention, or remove it if that is zero. Returns False if unread mail refuses."""
         retention = self._settings.retention.of(status)
         write: _FinalWrite = partial(
@@ -328,7 +340,9 @@ class StoreCheckpointer:
         else:
             await self._save_rewrite()
         # A child without a retention is kept until its parent is removed: a resumed parent reads its outcome.
-        return await self._finalize_unless_mail(partial(self._cancel_tree, write) if cancel_children else write)
+        if status is RunStatus.CANCELLED:
+            write = partial(self._cancel_tree, write)
+        return await self._finalize_unless_mail(write)
 
     async def _save_rewrite(self) -> None:
         """Save a rewritten history: a release can add to the journal, but not replace it."""
@@ -344,7 +358,7 @@ class StoreCheckpointer:
 
     async def _cancel_tree(self, write: _FinalWrite, claim: Claim) -> None:
         if self._owner is not None:
-            await self._owner.cancel_children(self._info.run_id)
+            await self._owner.cancel_tree(self._info.run_id)
         await write(claim)
 
     def _current_usage(self) -> Usage:
@@ -352,21 +366,6 @@ class StoreCheckpointer:
             return self._latest_state.usage
         progress = self._writer.progress
         return decode(progress, Progress).usage if progress else NO_USAGE
-
-    async def park(self, reason: str) -> None:
-        """Leave the run parked: it waits for a person or a condition."""
-        await self._finalize(partial(self._release_claim, status=RunStatus.PARKED, reason=reason))
-
-    async def release(self, reason: str = "", delay: timedelta = timedelta(0), *, strike: bool = False) -> None:
-        """Leave the run to recovery after `delay`. Counts as a strike only if `strike` and no step was finished."""
-        if self._deferred is not None:
-            await self._save_last(self._deferred)
-        strikes = self._count_strikes(is_strike=strike)
-        if strike:
-            delay = max(delay, backoff(strikes))
-        await self._finalize(
-            partial(self._release_claim, status=RunStatus.INTERRUPTED, reason=reason, strikes=strikes, delay=delay)
-        )
 
     async def _save_last(self, state: RunState) -> None:
         try:

@@ -33,7 +33,7 @@ from holdfast.checkpoint.record import (
 from holdfast.checkpoint.store import RunStore
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.config import CheckpointSettings
-from holdfast.core.errors import MissingDefinition, RunParked
+from holdfast.core.errors import DefinitionError, MissingDefinition, RunParked
 from holdfast.core.ports import Checkpointer, ChildOutcome, NullCheckpointer, Resumption
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import MessageCodec
@@ -66,8 +66,7 @@ class RecentConversations:
     A turn of 2 KB in a conversation of 200 turns takes a third of the time that it takes with a load of the journal.
     """
 
-    def __init__(self, store: RunStore) -> None:
-        self._store = store
+    def __init__(self) -> None:
         self._journals: OrderedDict[str, _Journal] = OrderedDict()
         self._size = 0
 
@@ -91,15 +90,15 @@ class RecentConversations:
         journal = self._journals.pop(run_id, None)
         self._size -= journal.size if journal is not None else 0
 
-    async def load(self, run_id: str) -> StoredRun:
+    async def load(self, store: RunStore, run_id: str) -> StoredRun:
         """Load a run, without the entries that are known. Raises as `RunStore.load`."""
         journal = self._journals.get(run_id)
         if journal is not None:
-            stored = await self._store.load(run_id, after=journal.next_seq - 1)
+            stored = await store.load(run_id, after=journal.next_seq - 1)
             if journal.is_current(stored.record):
                 return stored
             self._remove(run_id)
-        return await self._store.load(run_id)
+        return await store.load(run_id)
 
     def read(self, stored: StoredRun, codec: MessageCodec) -> DecodedRun | None:
         """Return the checkpoint of a run that was loaded without its entries."""
@@ -118,27 +117,47 @@ _LoadedChild = tuple[Resumption | ChildOutcome | None, Callable[[], Awaitable[No
 
 
 class StoreCheckpoints:
-    """Makes the checkpointers of a store, and keeps the journals of recent conversations."""
+    """Makes the checkpointers of a store, and keeps the journals of recent conversations.
+
+    Without a store its checkpointers do nothing: a host passes on what it was given.
+    """
 
     def __init__(
         self,
-        store: RunStore,
+        store: RunStore | None,
         *,
         settings: CheckpointSettings | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self.store, self._clock = store, clock
+        self._store, self._clock = store, clock
         self.settings = settings or CheckpointSettings()
-        #: This process as a worker: another one for each open.
-        self.claims = Claims(store, self.settings, clock)
+        self._claims: Claims | None = None if store is None else Claims(store, self.settings, clock)
         #: Workers of earlier opens that may still be registered.
         self._left_workers: set[str] = set()
         #: By run id: releases of children whose caller was cancelled while they were being claimed.
         self._child_releases: dict[str, asyncio.Task[None]] = {}
-        self._recent = RecentConversations(store)
+        self._recent = RecentConversations()
         self._open_lock = asyncio.Lock()
         self._is_open = False
         self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def store(self) -> RunStore:
+        """The store.
+
+        Raises:
+            DefinitionError: there is none.
+        """
+        if self._store is None:
+            raise DefinitionError("these checkpoints have no store")
+        return self._store
+
+    @property
+    def claims(self) -> Claims:
+        """This process as a worker of the store: another one for each open. Raises as `store`."""
+        if self._claims is None:
+            raise DefinitionError("these checkpoints have no store")
+        return self._claims
 
     @property
     def worker_id(self) -> str:
@@ -147,6 +166,8 @@ class StoreCheckpoints:
 
     async def open(self) -> None:
         """Open the store and register this process as a worker. Does nothing if it is open. `begin` calls this too."""
+        if self._store is None:
+            return
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             # Nothing of an event loop that has ended works in another one.
@@ -160,9 +181,9 @@ class StoreCheckpoints:
                 for worker_id in tuple(self._left_workers):
                     await self.store.deregister_worker(worker_id)
                     self._left_workers.discard(worker_id)
-                self.claims = Claims(self.store, self.settings, self._clock)
-                self._left_workers.add(self.claims.worker_id)
-                await self.claims.register()
+                claims = self._claims = Claims(self.store, self.settings, self._clock)
+                self._left_workers.add(claims.worker_id)
+                await claims.register()
             except BaseException:
                 await self.store.close()  # the next call opens it again
                 raise
@@ -170,6 +191,8 @@ class StoreCheckpoints:
 
     async def begin(self, info: RunInfo) -> Checkpointer:
         """Return the checkpointer of a new run. Its first save puts the run into the store."""
+        if self._store is None:
+            return NullCheckpointer()
         if not self._is_open:
             await self.open()
         return StoreCheckpointer(
@@ -187,7 +210,7 @@ class StoreCheckpoints:
         Raises:
             CheckpointError: as `RunStore.load`.
         """
-        return await self._recent.load(run_id)
+        return await self._recent.load(self.store, run_id)
 
     def keep_journal(self, info: RunInfo, state: RunState, created_at: datetime, watermark: Watermark) -> None:
         """Keep the decoded journal of a conversation for its next turn."""
@@ -245,6 +268,8 @@ class StoreCheckpoints:
 
         If the caller is cancelled while the claim is in flight, the claim is undone when it arrives.
         """
+        if self._store is None:
+            return None
         await self._wait_for_pending_release(info.run_id)
         loading = self.claims.start(self._load_child(info, codec))
         try:
@@ -295,9 +320,14 @@ class StoreCheckpoints:
         if (release := self._child_releases.get(run_id)) is not None:
             await asyncio.wait([release])
 
-    async def cancel_children(self, run_id: str, *, continues: bool = False) -> None:
-        """Cancel the unfinished child runs of a run that is about to be cancelled, unless it `continues`."""
-        await cancel_children(self.claims, run_id, continues=continues)
+    async def cancel_children(self, run_id: str) -> None:
+        """Cancel the unfinished child runs of a run that continues: the turn that started them has failed."""
+        if self._store is not None:
+            await cancel_children(self.claims, run_id, continues=True)
+
+    async def cancel_tree(self, run_id: str) -> None:
+        """Cancel the unfinished child runs of a run that is about to be cancelled."""
+        await cancel_children(self.claims, run_id)
 
     def add_pending_release(self, retry: Callable[[], Awaitable[None]]) -> None:
         """Call `retry` later: the release of a run failed."""
@@ -320,16 +350,3 @@ class StoreCheckpoints:
                     self._left_workers.discard(worker_id)
         finally:
             await self.store.close()
-
-
-class NullCheckpoints:
-    """The checkpointer factory without a store: its checkpointers do nothing."""
-
-    async def begin(self, info: RunInfo) -> Checkpointer:
-        return NullCheckpointer()
-
-    async def attach_child(self, info: RunInfo, codec: MessageCodec) -> Resumption | ChildOutcome | None:
-        return None
-
-    async def close(self, *, keep_claims: bool = False) -> None:
-        return

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from holdfast.core.agents.tool import Tool
 from holdfast.core.agents.tool_context import ToolContext
@@ -13,6 +13,7 @@ from holdfast.core.run.mail import Mail
 from holdfast.core.run.messages import MessageCodec, Usage
 from holdfast.core.run.run_events import Event
 from holdfast.core.run.state import RunState
+from holdfast.core.run.status import AttemptEnd
 from holdfast.core.telemetry_port import Telemetry
 
 
@@ -23,8 +24,24 @@ class Closeable(Protocol):
     async def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """How an attempt ends whose run has not ended."""
+
+    end: Literal[AttemptEnd.INTERRUPTED, AttemptEnd.WAITING, AttemptEnd.PARKED] = AttemptEnd.INTERRUPTED
+    #: For people who look at the run.
+    reason: str = field(default="", kw_only=True)
+    #: Waiting: the time that wakes the run, and the topics of mail that do.
+    wake_at: datetime | None = field(default=None, kw_only=True)
+    wake_on: tuple[str, ...] = field(default=(), kw_only=True)
+    #: Interrupted: recovery does not take the run before.
+    delay: timedelta = field(default=timedelta(0), kw_only=True)
+    #: Interrupted: count the attempt as the death of its process would be, unless it has finished a step.
+    strike: bool = field(default=False, kw_only=True)
+
+
 class Checkpointer(Protocol):
-    """Saves one run to a store."""
+    """Saves one run. A host with a loop of its own may implement it, or override methods of `NullCheckpointer`."""
 
     async def save(self, state: RunState, *, force: bool = False) -> None:
         """Write the part of `state` that is new since the last save. `force` ignores the save interval.
@@ -35,9 +52,25 @@ class Checkpointer(Protocol):
         """
         ...
 
-    @property
-    def proven_until(self) -> float:
-        """The monotonic time until which the claim is known to hold. `math.inf` without claims."""
+    async def complete(self, output: Any, usage: Usage) -> bool:
+        """Record success. No later save brings the checkpoint back.
+
+        Returns False if a message has arrived that the run has not read: it is left to be resumed, and reads it.
+        """
+        ...
+
+    async def fail(self, error: BaseException) -> None:
+        """Record failure or cancellation: recovery ignores the run. No later save brings the checkpoint back.
+
+        The unfinished child runs of a cancelled run are cancelled first.
+        """
+        ...
+
+    async def leave(self, leaving: Leave) -> bool:
+        """Write progress that the save interval deferred, and end the attempt of a run that has not ended.
+
+        Returns False if the mail that the run would wait for has arrived: it is left to be resumed at once.
+        """
         ...
 
     async def verify(self) -> None:
@@ -48,72 +81,30 @@ class Checkpointer(Protocol):
         """
         ...
 
-    async def complete(self, output: Any, usage: Usage) -> bool:
-        """Record success. No later save brings the checkpoint back.
-
-        Returns False if a message has arrived that the run has not read: it is left to be resumed, and reads it.
-        """
-        ...
-
-    async def wait(
-        self, reason: str, wake_at: datetime | None, wake_on: Sequence[str], *, cancel_children: bool = False
-    ) -> bool:
-        """Let the run wait, without an owner, for a time or for mail of these topics.
-
-        Returns False if such mail has arrived: the run is left to be resumed at once.
-
-        Args:
-            cancel_children: the turn that started them has failed.
-        """
-        ...
-
-    async def fail(self, error: BaseException, *, may_have_children: bool = False) -> None:
-        """Record failure or cancellation: recovery ignores the run. No later save brings the checkpoint back.
-
-        Args:
-            may_have_children: it may have child runs that are not terminal. If the run was cancelled, they are too.
-        """
-        ...
-
-    async def park(self, reason: str) -> None:
-        """Keep the checkpoint and let the run wait for a person or a condition."""
-        ...
-
-    async def release(self, reason: str = "", delay: timedelta = timedelta(0), *, strike: bool = False) -> None:
-        """Write progress that the save interval deferred, and leave the checkpoint to recovery after `delay`.
-
-        Args:
-            strike: count the attempt as the death of its process would be, unless it has finished a step.
-        """
+    @property
+    def proven_until(self) -> float:
+        """The monotonic time until which the claim is known to hold. `math.inf` without claims."""
         ...
 
 
 class NullCheckpointer:
     """The checkpointer of a run without a store: every method succeeds and does nothing."""
 
-    proven_until = math.inf
+    proven_until: float = math.inf
 
     async def save(self, state: RunState, *, force: bool = False) -> None:
-        return
-
-    async def verify(self) -> None:
         return
 
     async def complete(self, output: Any, usage: Usage) -> bool:
         return True
 
-    async def wait(
-        self, reason: str, wake_at: datetime | None, wake_on: Sequence[str], *, cancel_children: bool = False
-    ) -> bool:
+    async def fail(self, error: BaseException) -> None:
+        return
+
+    async def leave(self, leaving: Leave) -> bool:
         return True
 
-    async def fail(self, error: BaseException, *, may_have_children: bool = False) -> None:
-        return
-
-    async def park(self, reason: str) -> None:
-        return
-
-    async def release(self, reason: str = "", delay: timedelta = timedelta(0), *, strike: bool = False) -> None:
+    async def verify(self) -> None:
         return
 
 
@@ -149,6 +140,10 @@ class CheckpointerFactory(Protocol):
 
     async def attach_child(self, info: RunInfo, codec: MessageCodec) -> Resumption | ChildOutcome | None:
         """Return the child run that an earlier attempt of its parent started; `None` if there is none."""
+        ...
+
+    async def cancel_children(self, run_id: str) -> None:
+        """Cancel the unfinished child runs of a run that continues: the turn that started them has failed."""
         ...
 
     async def close(self, *, keep_claims: bool = False) -> None:

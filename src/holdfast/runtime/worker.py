@@ -25,8 +25,9 @@ from holdfast.core.execution.attempt import OnCancel
 from holdfast.core.execution.executor import Executor
 from holdfast.core.execution.native_loop import get_loop
 from holdfast.core.log import log_parked
-from holdfast.core.ports import Resumption
+from holdfast.core.ports import Leave, Resumption
 from holdfast.core.run.result import Result
+from holdfast.core.run.status import AttemptEnd
 from holdfast.core.run.waiting import RunWaiting
 from holdfast.runtime.agent_registry import find_agent
 from holdfast.runtime.operations.run_client import RunClient
@@ -381,12 +382,11 @@ class Worker:
         if claim.strikes > 1:
             self._executor.metrics.get(agent.name).strikes += 1
         if stored.record.cancel_requested and not manual:
-            await self._checkpoints.cancel_children(claim.run_id)
             await resumption.checkpointer.fail(RunCancelled(f"run {claim.run_id} was cancelled before it was resumed"))
             raise RunLost(f"run {claim.run_id} was cancelled before it was resumed")
         if claim.strikes > MAX_STRIKES and not manual and not await self._children_made_progress(claim.run_id):
             reason = _format_poison_reason(claim, stored, agent, resumption)
-            await resumption.checkpointer.park(reason)
+            await resumption.checkpointer.leave(Leave(AttemptEnd.PARKED, reason=reason))
             log_parked(claim.run_id, agent.name, resumption.state.steps, reason)
             return None
         return resumption

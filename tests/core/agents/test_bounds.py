@@ -13,6 +13,7 @@ from holdfast.core.agents.agent import Agent, Bounds
 from holdfast.core.agents.tool import Tool, ToolSchema, tool
 from holdfast.core.errors import RepeatedToolCalls, RuntimeExceeded, Shutdown, StepsExceeded
 from holdfast.core.execution.executor import Executor
+from holdfast.core.ports import Leave
 from holdfast.core.run.messages import Message, Reply
 from holdfast.testing.manual_clock import ManualClock
 
@@ -150,7 +151,7 @@ async def test_time_counts_on_over_a_resume_but_not_while_the_run_was_interrupte
         await run
     resumption = await SimulatedHost(host.inner, clock=clock).claim(second, "r")
     assert resumption.state.elapsed == 6 * MINUTE
-    await resumption.checkpointer.release()
+    await resumption.checkpointer.leave(Leave())
 
     third = slow_agent(clock, steps=60, each=MINUTE, bound=10 * MINUTE, end="never")
     run = asyncio.create_task(SimulatedHost(host.inner, clock=clock).resume(third, "r"))

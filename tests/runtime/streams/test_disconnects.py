@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.record import RunStatus
-from holdfast.core.ports import Checkpointer
+from holdfast.core.ports import Checkpointer, Leave
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import NATIVE_CODEC, Reply, ToolCall, ToolResult, User
 from holdfast.core.run.run_events import (
@@ -103,7 +103,7 @@ class Run:
     async def resume(self) -> None:
         """Leave the run, and take it again as another worker would."""
         assert self._checkpointer is not None
-        await self._checkpointer.release()
+        await self._checkpointer.leave(Leave())
         claim = await self._checkpoints.store.claim("r", "another")
         resumption = self._checkpoints.resume(claim, await self._checkpoints.store.load("r"), NATIVE_CODEC)
         self._checkpointer, self.state = resumption.checkpointer, resumption.state

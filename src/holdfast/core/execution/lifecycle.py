@@ -29,6 +29,7 @@ from holdfast.core.execution.reporting import begin_watch, report_begin, report_
 from holdfast.core.execution.step import StepContext
 from holdfast.core.execution.turn_cycle import end_turn, ends_turn, open_turn
 from holdfast.core.loop import Loop
+from holdfast.core.ports import Leave
 from holdfast.core.run.mail import Mail
 from holdfast.core.run.result import Result
 from holdfast.core.run.run_events import PhaseStarted, StatusChanged
@@ -276,7 +277,7 @@ async def release_claim(run: RunExecution) -> None:
     """Leave a claimed run that cannot be executed here to other workers."""
     if run.checkpointer is not None:
         try:
-            await run.checkpointer.release()
+            await run.checkpointer.leave(Leave())
         except Exception as exc:  # a store may raise anything
             log.error("run %s: its claim could not be released", run.info.run_id, exc_info=exc)
 
@@ -291,31 +292,34 @@ async def _finalize_checkpoint(
     if ends_turn(run, end, error):
         end_turn(run, None if result is None else result[1], error)
         idle = ConversationIdle(run.info.run_id)
-        leaves_children = error is not None and run.may_have_children
+        if error is not None and run.may_have_children and run.ports.checkpoints is not None:
+            await _call_port(run, run.ports.checkpoints.cancel_children(run.info.run_id))
         # With unread mail the run is resumed at once.
-        await checkpointer.wait(idle.reason, None, idle.wake_on, cancel_children=leaves_children)
+        await checkpointer.leave(Leave(AttemptEnd.WAITING, reason=idle.reason, wake_on=tuple(idle.wake_on)))
         return True
     if result is not None:
         return await checkpointer.complete(result[1], result[0].usage)
     if error is not None and end.is_terminal:
-        await checkpointer.fail(error, may_have_children=run.may_have_children)
-    else:
-        if isinstance(error, ProcessExit):
-            run.state.faults = msgspec.structs.replace(
-                run.state.faults, exit_step=run.state.steps + 1, exit_error=str(error)
-            )
-        await _save_unsaved(run)
-        if isinstance(error, RunWaiting):
-            is_in_turn = run.state.turn is not None
-            wake_on = (*error.wake_on, INTERRUPT_TOPIC) if is_in_turn else error.wake_on
-            return await checkpointer.wait(error.reason, error.wake_at, wake_on)
-        if isinstance(error, RunParked):
-            await checkpointer.park(error.message)
-        elif isinstance(error, RunInterrupted) and not isinstance(error, Shutdown):
-            await checkpointer.release(str(error), error.retry_after, strike=error.is_strike)
-        else:  # a shutdown, also by the host's own exception, is no reason worth storing
-            await checkpointer.release()
-    return True
+        await checkpointer.fail(error)
+        return True
+    if isinstance(error, ProcessExit):
+        run.state.faults = msgspec.structs.replace(
+            run.state.faults, exit_step=run.state.steps + 1, exit_error=str(error)
+        )
+    await _save_unsaved(run)
+    return await checkpointer.leave(_make_leave(run, error))
+
+
+def _make_leave(run: RunExecution, error: BaseException | None) -> Leave:
+    """Return how an attempt ends whose run waits, is parked or is interrupted."""
+    if isinstance(error, RunWaiting):
+        topics = (*error.wake_on, INTERRUPT_TOPIC) if run.state.turn is not None else tuple(error.wake_on)
+        return Leave(AttemptEnd.WAITING, reason=error.reason, wake_at=error.wake_at, wake_on=topics)
+    if isinstance(error, RunParked):
+        return Leave(AttemptEnd.PARKED, reason=error.message)
+    if isinstance(error, RunInterrupted) and not isinstance(error, Shutdown):
+        return Leave(reason=str(error), delay=error.retry_after, strike=error.is_strike)
+    return Leave()  # a shutdown, also by the host's own exception, is no reason worth storing
 
 
 async def _save_unsaved(run: RunExecution) -> None:
