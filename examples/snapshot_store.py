@@ -103,7 +103,8 @@ class Run(msgspec.Struct):
 
     @property
     def limit_names(self) -> Sequence[LimitName]:
-        return list_limit_names(self.record.agent_name, self.record.concurrency_key, self.record.parent_run_id)
+        record = self.record
+        return list_limit_names(record.agent_name, record.concurrency_key, shares_parent_slot=record.shares_parent_slot)
 
     def is_claimable(self, now: datetime) -> bool:
         """Return whether the run is interrupted, or waits until a time that has passed."""
@@ -292,6 +293,8 @@ class SnapshotStore:
                 agent_name=run.agent_name,
                 caller_id=run.caller_id,
                 parent_run_id=run.parent_run_id,
+                tenant=run.tenant,
+                detached=run.detached,
                 status=RunStatus.QUEUED,
                 created_at=now,
                 updated_at=now,
@@ -421,7 +424,8 @@ class SnapshotStore:
             for run in contents.runs.values():
                 record, parent = run.record, contents.get_parent(run.record)
                 is_due = run.is_claimable(now) and record.not_before <= now
-                if is_due and record.agent_name in agents and (parent is None or parent.is_terminal):
+                may_leave_parent = record.detached or parent is None or parent.is_terminal
+                if is_due and record.agent_name in agents and may_leave_parent:
                     callers = queues.setdefault(record.priority, {})
                     callers.setdefault(record.caller_id, []).append((run.limit_names, run))
             slots = contents.get_slots()

@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from tests.postgres_server import fresh_database
 
 from holdfast import Agent, App, CheckpointSettings, Reply
+from holdfast.checkpoint import codec
 from holdfast.checkpoint.errors import RunConflict, StoreError
 from holdfast.core.errors import DefinitionError
 
@@ -181,6 +182,9 @@ async def test_any_language_submits_with_a_function(app: App, database: str) -> 
         made = await (await connection.execute("select holdfast.submit(%s, 'hello')", [AGENT.name])).fetchone()
         assert made is not None
         await connection.commit()
+        limited = "select holdfast.submit(%s, 'hello', run_id => 'limited', concurrency_key => %s, tenant => %s)"
+        await connection.execute(limited, [AGENT.name, "a\\b", "c\\d"])
+        await connection.commit()
         with pytest.raises(psycopg.errors.UniqueViolation, match="another agent, prompt or inputs"):
             await connection.execute(submit, [*values[:1], "pay 6", *values[2:]])
         await connection.rollback()
@@ -195,5 +199,11 @@ async def test_any_language_submits_with_a_function(app: App, database: str) -> 
     assert (await app.result("from-sql")).output == (await app.result(made[0])).output == "1 messages"
     details = await app.get("from-sql")
     assert (details.prompt, details.caller, details.labels) == ("pay \\ \u20ac 5", "ada \\", {"tenant": "a\\b"})
+    assert app.store is not None
+    limited_run = await app.store.load("limited")
+    record = limited_run.record
+    assert (record.concurrency_key, record.tenant) == ("a\\b", "c\\d")
+    begin = codec.decode(limited_run.entries[0].body, codec.Begin)
+    assert (begin.info.concurrency_key, begin.info.tenant) == ("a\\b", "c\\d")
     # The same request from Python attaches.
     assert await app.submit(AGENT, "pay \\ \u20ac 5", inputs={"n": [1, None]}, run_id="from-sql") == "from-sql"

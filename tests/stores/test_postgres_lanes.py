@@ -9,7 +9,7 @@ from tests.postgres_pool import open_empty_postgres
 
 INSERT = """
 insert into holdfast.run (
-    run_id, agent_name, caller_id, limit_key, priority, status, owner, due_at, parent_run_id, meta, progress
+    run_id, agent_name, caller_id, concurrency_key, priority, status, owner, due_at, parent_run_id, info, progress
 )
 values (%(id)s, %(agent)s, %(caller)s, %(key)s, %(priority)s, %(status)s, %(owner)s,
     now() + make_interval(secs => %(due)s), %(parent)s, '', '')

@@ -10,16 +10,17 @@ from tests.postgres_pool import open_new_postgres
 
 #: Three thousand of each, and three that are due. No process analyzes the tables so soon.
 FILL = """
-insert into holdfast.run (run_id, agent_name, caller_id, status, due_at, created_at, labels, meta, progress)
-select status || n, name, name, status, now() + due, now() - make_interval(secs => n), labels, '', ''
+insert into holdfast.run (run_id, agent_name, caller_id, status, due_at, created_at, tenant, labels, info, progress)
+select status || n, name, name, status, now() + due, now() - make_interval(secs => n), tenant, labels, '', ''
 from generate_series(1, 3000) as n,
     lateral (select case when n % 1000 = 0 then 'rare' else 'agent' end) as agent (name),
+    lateral (select case name when 'rare' then 'acme' else '' end) as owner (tenant),
     lateral (select jsonb_build_object('team', name)) as label (labels),
     (values ('done', null), ('waiting', interval '1 day'), ('parked', null), ('interrupted', interval '1 hour'))
         as kind (status, due);
 insert into holdfast.run_label
 select holdfast.label_key(l.key, l.value), r.created_at, r.id from holdfast.run r, jsonb_each_text(r.labels) l;
-insert into holdfast.run (run_id, agent_name, caller_id, status, due_at, meta, progress)
+insert into holdfast.run (run_id, agent_name, caller_id, status, due_at, info, progress)
 select 'queued' || n, 'agent', 'caller', 'queued', now(), '', '' from generate_series(1, 3) as n
 """
 READ = (
@@ -64,6 +65,8 @@ def test_runs_that_wait_or_are_delayed_cost_a_claim_nothing(connection: psycopg.
         {"agent_name": "agent"},
         {"caller_id": "rare"},
         {"parent_run_id": "none"},
+        {"tenant": "acme"},
+        {"tenant": ""},
         {"labels": {"team": "rare"}},
         {"labels": {"team": "agent"}},
         {"created_before": "2020-01-01"},

@@ -25,15 +25,19 @@ class LimitUsage(msgspec.Struct, frozen=True, kw_only=True):
     """A limit of a store, and how much of it is in use."""
 
     limit: ConcurrencyLimit
-    #: Runs that count towards it: they are running, have a live owner, and no parent.
+    #: Runs that count towards it: they are running, have a live owner, and no parent or are detached.
     running: int
     #: Whether an App set it at its start. `set_limit` without `default` replaces it for good.
     is_default: bool
 
 
-def list_limit_names(agent_name: str, key: str, parent_run_id: str | None) -> tuple[LimitName, ...]:
-    """Return the limits under which a run counts, if they exist. A run with a parent executes in the parent's slot."""
-    if parent_run_id is not None:
+def list_limit_names(agent_name: str, key: str, *, shares_parent_slot: bool) -> tuple[LimitName, ...]:
+    """Return the limits under which a run counts, if they exist.
+
+    Args:
+        shares_parent_slot: as in `RunIndex`.
+    """
+    if shares_parent_slot:
         return ()
     return (("agent", agent_name),) if not key else (("agent", agent_name), ("key", key))
 

@@ -115,6 +115,8 @@ class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
     agent_name: str | None = None
     caller_id: str | None = None
     parent_run_id: str | None = None
+    #: Empty: only runs without a tenant.
+    tenant: str | None = None
     #: The run has all of these labels.
     labels: Mapping[str, str] = {}
     #: Created at this time or later.
@@ -130,6 +132,7 @@ class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
             and self.agent_name in (None, record.agent_name)
             and self.caller_id in (None, record.caller_id)
             and self.parent_run_id in (None, record.parent_run_id)
+            and self.tenant in (None, record.tenant)
             and self.labels.items() <= record.labels.items()
             and (self.created_after is None or record.created_at >= self.created_after)
             and (self.created_before is None or record.created_at < self.created_before)

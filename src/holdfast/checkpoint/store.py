@@ -225,7 +225,8 @@ class RunStore(Protocol):
         A waiting run counts as interrupted once its `wake_at` has passed. The other waiting runs cost nothing.
 
         Runs of a higher priority come first. Within a priority it is fair: the oldest run of each caller comes before
-        the second oldest of any. A run whose parent is in the store and not terminal is left out: its parent starts it.
+        the second oldest of any. A run whose parent is in the store and not terminal is left out, unless it is
+        detached: its parent starts it.
 
         Never exceeds a concurrency limit, however many workers claim at the same time. Runs whose limit is reached are
         left out, and block no others.
@@ -237,7 +238,7 @@ class RunStore(Protocol):
     async def set_limit(self, kind: LimitKind, name: str, max_runs: int | None, *, default: bool = False) -> bool:
         """Limit the runs of an agent or a key, for all workers, from now on. Runs in progress continue.
 
-        A slot is held by each running run that has a live owner and no parent.
+        A slot is held by each running run that has a live owner, and no parent or is detached.
 
         Args:
             max_runs: `None` removes the limit.

@@ -7,15 +7,8 @@ from typing import Any
 
 import msgspec
 
-from holdfast.checkpoint.claims import Claim, WorkerHeartbeat, WorkerIdentity, backoff
-from holdfast.checkpoint.concurrency_limits import (
-    LimitName,
-    LimitUsage,
-    Slots,
-    choose_fairly,
-    list_limit_names,
-    make_limit,
-)
+from holdfast.checkpoint.claims import Claim, WorkerHeartbeat, WorkerIdentity
+from holdfast.checkpoint.concurrency_limits import LimitName, LimitUsage, choose_fairly
 from holdfast.checkpoint.errors import (
     ClaimLost,
     InvalidCursor,
@@ -44,51 +37,10 @@ from holdfast.checkpoint.record import (
 )
 from holdfast.checkpoint.store import NO_TRANSACTIONS
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.config import ConcurrencyLimit, LimitKind
+from holdfast.config import LimitKind
 from holdfast.core.errors import DefinitionError
 from holdfast.db.tables import Tables
-from holdfast.stores.memory_run import MemoryRun
-
-
-class MemoryLimits:
-    """Keeps the limits by agent and by key."""
-
-    def __init__(self) -> None:
-        self._limits: dict[LimitName, ConcurrencyLimit] = {}
-        #: Those of them that are defaults.
-        self._defaults: set[LimitName] = set()
-
-    def set(self, kind: LimitKind, name: str, max_runs: int | None, *, default: bool) -> bool:
-        """Set or remove a limit. Returns whether there was one."""
-        key = kind, name
-        existed = key in self._limits
-        if default and existed and key not in self._defaults:
-            return True
-        self._defaults.discard(key)
-        if max_runs is None:
-            self._limits.pop(key, None)
-        else:
-            self._limits[key] = make_limit(kind, name, max_runs)
-            if default:
-                self._defaults.add(key)
-        return existed
-
-    def find_slots(self, running: Iterable[MemoryRun]) -> Slots:
-        """Return the slots, given the runs that have a live owner."""
-        caps = {name: limit.max_runs for name, limit in self._limits.items()}
-        return Slots(caps, (get_limit_names(run) for run in running) if caps else ())
-
-    def list_usage(self, running: Iterable[MemoryRun]) -> tuple[LimitUsage, ...]:
-        slots = self.find_slots(running)
-        return tuple(
-            LimitUsage(limit=limit, running=slots.used[name], is_default=name in self._defaults)
-            for name, limit in sorted(self._limits.items())
-        )
-
-
-def get_limit_names(run: MemoryRun) -> tuple[LimitName, ...]:
-    return list_limit_names(run.new.agent_name, run.new.concurrency_key, run.new.parent_run_id)
-
+from holdfast.stores.memory_run import MemoryLimits, MemoryRun
 
 #: More digits than any number of runs has.
 _CURSOR_DIGITS = 18
@@ -382,12 +334,9 @@ class MemoryStore:
         """Return the run. Raises `ClaimLost` if the claim is not its newest or the run is not running."""
         self._check_open()
         run = self._runs.get(claim.run_id)
-        if run is None:
-            raise ClaimLost(claim.run_id, claim.token, None)
-        if run.token != claim.token:
-            raise ClaimLost(claim.run_id, claim.token, run.token)
-        if run.status is not RunStatus.RUNNING:
-            raise ClaimLost(claim.run_id, claim.token, None)
+        if run is None or run.token != claim.token or run.status is not RunStatus.RUNNING:
+            newer = run.token if run is not None and run.token != claim.token else None
+            raise ClaimLost(claim.run_id, claim.token, newer)
         return run
 
     def _get_held(self, worker_id: str, run_ids: Iterable[str]) -> tuple[str, ...]:
@@ -407,23 +356,14 @@ class MemoryStore:
         return (run for run in self._runs.values() if self._has_live_owner(run))
 
     def _has_slot(self, run: MemoryRun) -> bool:
-        return self._limits.find_slots(self._iter_owned()).try_take(get_limit_names(run))
+        return self._limits.find_slots(self._iter_owned()).try_take(run.limit_names)
 
     def _is_awake(self, run: MemoryRun) -> bool:
-        return run.status is RunStatus.WAITING and run.wake_at is not None and run.wake_at <= self._clock.now()
+        return run.is_awake(self._clock.now())
 
     def _claim_run(self, run: MemoryRun, worker_id: str) -> Claim:
         self._token += 1
-        now = self._clock.now()
-        taken_from = run.owner if run.status is RunStatus.RUNNING else None
-        run.status, run.owner, run.token = RunStatus.RUNNING, worker_id, self._token
-        run.strikes += 1
-        run.not_before = now + backoff(run.strikes)
-        run.reason, run.expires_at, run.updated_at = "", None, now
-        run.wake_at, run.wake_on = None, ()
-        return Claim(
-            run_id=run.new.run_id, worker_id=worker_id, token=run.token, strikes=run.strikes, taken_from=taken_from
-        )
+        return run.take(worker_id, self._token, self._clock.now())
 
     def _iter_claimable(self, agents: frozenset[str], now: datetime) -> Iterator[MemoryRun]:
         """Iterate over the runs that `claim_next` may take, oldest first."""
@@ -431,7 +371,7 @@ class MemoryStore:
             claimable = self._is_awake(run) or (run.status in CLAIMABLE_STATUSES and not self._has_live_owner(run))
             if claimable and run.new.agent_name in agents and run.not_before <= now:
                 parent = self._runs.get(run.new.parent_run_id or "")
-                if parent is None or parent.status in TERMINAL_STATUSES:
+                if run.new.detached or parent is None or parent.status in TERMINAL_STATUSES:
                     yield run
 
     def _group_by_caller(self, runs: Iterable[MemoryRun]) -> Iterator[Iterable[list[_Candidate]]]:
@@ -439,7 +379,7 @@ class MemoryStore:
         queues: dict[int, dict[str, list[_Candidate]]] = {}
         for run in runs:
             callers = queues.setdefault(run.new.priority, {})
-            callers.setdefault(run.new.caller_id, []).append((get_limit_names(run), run))
+            callers.setdefault(run.new.caller_id, []).append((run.limit_names, run))
         return (queues[priority].values() for priority in sorted(queues, reverse=True))
 
     def _is_needed_by_parent(self, run: MemoryRun) -> bool:

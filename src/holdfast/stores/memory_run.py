@@ -1,14 +1,18 @@
-"""The state of one run in a memory store."""
+"""The state of one run in a memory store, and the limits of the store."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 import msgspec
 
+from holdfast.checkpoint.claims import Claim, backoff
+from holdfast.checkpoint.concurrency_limits import LimitName, LimitUsage, Slots, list_limit_names, make_limit
 from holdfast.checkpoint.errors import RunEnded, StoreError, UnreadMail
 from holdfast.checkpoint.journal import Append, Entry
 from holdfast.checkpoint.record import TERMINAL_STATUSES, Mail, NewRun, Receipt, Release, RunRecord, RunStatus
+from holdfast.config import ConcurrencyLimit, LimitKind
+from holdfast.core.run.info import RunIndex
 
 
 @dataclass(slots=True)
@@ -39,6 +43,11 @@ class MemoryRun:
     unread: dict[str, None] = field(default_factory=dict)
     #: Counts up over the store, in the order of creation: the cursor of listings.
     number: int = 0
+
+    @property
+    def limit_names(self) -> tuple[LimitName, ...]:
+        new = self.new
+        return list_limit_names(new.agent_name, new.concurrency_key, shares_parent_slot=new.shares_parent_slot)
 
     def copy(self) -> "MemoryRun":
         """Return a run that later changes of this one leave as it is."""
@@ -97,6 +106,22 @@ class MemoryRun:
         if release.status in TERMINAL_STATUSES:
             self.cancel_requested = False
 
+    def is_awake(self, now: datetime) -> bool:
+        """Whether it waits for a time that has come."""
+        return self.status is RunStatus.WAITING and self.wake_at is not None and self.wake_at <= now
+
+    def take(self, worker_id: str, token: int, now: datetime) -> Claim:
+        """Give the run to the worker, under this token."""
+        taken_from = self.owner if self.status is RunStatus.RUNNING else None
+        self.status, self.owner, self.token = RunStatus.RUNNING, worker_id, token
+        self.strikes += 1
+        self.not_before = now + backoff(self.strikes)
+        self.reason, self.expires_at, self.updated_at = "", None, now
+        self.wake_at, self.wake_on = None, ()
+        return Claim(
+            run_id=self.new.run_id, worker_id=worker_id, token=token, strikes=self.strikes, taken_from=taken_from
+        )
+
     def post(self, mail: Mail, now: datetime) -> Receipt:
         """Add mail, unless there was mail with its id before. Wake the run if it waits for the topic.
 
@@ -142,11 +167,9 @@ class MemoryRun:
             )
 
     def make_record(self, *, owner_alive: bool) -> RunRecord:
+        index = {name: getattr(self.new, name) for name in RunIndex.__struct_fields__}
         return RunRecord(
-            run_id=self.new.run_id,
-            agent_name=self.new.agent_name,
-            caller_id=self.new.caller_id,
-            parent_run_id=self.new.parent_run_id,
+            **index | {"labels": dict(self.new.labels)},
             status=self.status,
             created_at=self.created_at,
             updated_at=self.updated_at,
@@ -157,9 +180,6 @@ class MemoryRun:
             not_before=self.not_before,
             wake_at=self.wake_at,
             wake_on=self.wake_on,
-            labels=dict(self.new.labels),
-            priority=self.new.priority,
-            concurrency_key=self.new.concurrency_key,
             reason=self.reason,
             cancel_requested=self.cancel_requested,
             expires_at=self.expires_at,
@@ -167,4 +187,40 @@ class MemoryRun:
             size=self.size,
             info=self.new.info,
             progress=self.progress,
+        )
+
+
+class MemoryLimits:
+    """Keeps the limits by agent and by key."""
+
+    def __init__(self) -> None:
+        self._limits: dict[LimitName, ConcurrencyLimit] = {}
+        #: Those of them that are defaults.
+        self._defaults: set[LimitName] = set()
+
+    def set(self, kind: LimitKind, name: str, max_runs: int | None, *, default: bool) -> bool:
+        """Set or remove a limit. Returns whether there was one."""
+        key = kind, name
+        existed = key in self._limits
+        if default and existed and key not in self._defaults:
+            return True
+        self._defaults.discard(key)
+        if max_runs is None:
+            self._limits.pop(key, None)
+        else:
+            self._limits[key] = make_limit(kind, name, max_runs)
+            if default:
+                self._defaults.add(key)
+        return existed
+
+    def find_slots(self, running: Iterable[MemoryRun]) -> Slots:
+        """Return the slots, given the runs that have a live owner."""
+        caps = {name: limit.max_runs for name, limit in self._limits.items()}
+        return Slots(caps, (run.limit_names for run in running) if caps else ())
+
+    def list_usage(self, running: Iterable[MemoryRun]) -> tuple[LimitUsage, ...]:
+        slots = self.find_slots(running)
+        return tuple(
+            LimitUsage(limit=limit, running=slots.used[name], is_default=name in self._defaults)
+            for name, limit in sorted(self._limits.items())
         )

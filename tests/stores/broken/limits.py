@@ -95,6 +95,13 @@ class NeverRemovesALimit(BrokenStore):
         return max_runs is not None and await super().set_limit(kind, name, max_runs, default=default)
 
 
+class GivesEachChildItsParentsSlot(BrokenStore):
+    red = ("test_a_detached_child_needs_a_slot",)
+
+    def _has_slot(self, run: MemoryRun) -> bool:
+        return run.new.parent_run_id is not None or super()._has_slot(run)
+
+
 class StopsAtARunWithoutASlot(BrokenStore):
     """The first run whose limit is reached blocks all behind it."""
 

@@ -163,6 +163,13 @@ class ClaimsQueuedRunsOnly(BrokenStore):
         return (run for run in super()._iter_claimable(agents, now) if run.status is RunStatus.QUEUED)
 
 
+class LeavesDetachedChildrenToTheirParents(BrokenStore):
+    red = ("test_a_detached_child_is_claimed_beside_its_parent",)
+
+    def _iter_claimable(self, agents: frozenset[str], now: datetime) -> Iterator[MemoryRun]:
+        return (run for run in super()._iter_claimable(agents, now) if run.new.parent_run_id is None)
+
+
 class ClaimsExecutedRuns(BrokenStore):
     red = ("test_an_executed_run_is_not_claimed",)
 

@@ -99,10 +99,15 @@ class RunIndex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: int = 0
     #: Runs with the same key share its concurrency limit. Empty: none.
     concurrency_key: str = ""
-    #: Reserved: the tenant whose run it is.
+    #: The tenant whose run it is. Empty: none.
     tenant: str = ""
-    #: Reserved: a child run that workers may claim although its parent is alive.
+    #: A child that workers may claim although its parent has not ended.
     detached: bool = False
+
+    @property
+    def shares_parent_slot(self) -> bool:
+        """Whether it executes in the slot of its parent, and counts towards no concurrency limit."""
+        return self.parent_run_id is not None and not self.detached
 
 
 class RunInfo(RunIndex, frozen=True, kw_only=True, omit_defaults=True):

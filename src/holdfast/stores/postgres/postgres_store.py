@@ -376,12 +376,14 @@ def _make_create_command(run: NewRun, worker_id: str | None) -> Command:
             "worker_id": None if worker_id is None else escape_text(worker_id),
             "labels": {escape_text(name): escape_text(value) for name, value in run.labels.items()},
             "priority": run.priority,
-            "key": escape_text(run.concurrency_key) or None,
+            "concurrency_key": escape_text(run.concurrency_key) or None,
+            "tenant": escape_text(run.tenant),
+            "detached": run.detached,
             "not_before": None if run.not_before is None else run.not_before.isoformat(),
             # Older workers do not expect that a run which they start is queued.
             "within_limits": True,
             "wait": _BACKOFF_S[1],
-            "meta": run.info,
+            "info": run.info,
             "progress": run.progress,
         },
     )

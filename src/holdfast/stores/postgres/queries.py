@@ -65,6 +65,7 @@ def _encode_filter(filter: RunFilter) -> dict[str, Any]:
         "agent_name": filter.agent_name,
         "caller_id": filter.caller_id,
         "parent_run_id": filter.parent_run_id,
+        "tenant": filter.tenant,
     }
     times = {"created_after": filter.created_after, "created_before": filter.created_before}
     about: dict[str, Any] = {

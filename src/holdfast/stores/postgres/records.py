@@ -37,14 +37,16 @@ class _RunRow(msgspec.Struct, frozen=True):
     wake_on: Sequence[str]
     labels: Mapping[str, str]
     priority: int
-    limit_key: str | None
+    concurrency_key: str | None
+    tenant: str
+    detached: bool
     reason: str
     cancel_requested: bool
     expires_at: datetime | None
     first_seq: int
     next_seq: int
     size: int
-    meta: str
+    info: str
     progress: str
 
 
@@ -88,13 +90,15 @@ class RecordDecoder:
             wake_on=tuple(unescape_text(topic) for topic in row.wake_on),
             labels={unescape_text(name): unescape_text(value) for name, value in row.labels.items()},
             priority=row.priority,
-            concurrency_key=unescape_text(row.limit_key or ""),
+            concurrency_key=unescape_text(row.concurrency_key or ""),
+            tenant=unescape_text(row.tenant),
+            detached=row.detached,
             reason=unescape_text(row.reason),
             cancel_requested=row.cancel_requested,
             expires_at=None if row.expires_at is None else row.expires_at.astimezone(UTC),
             next_seq=row.next_seq,
             size=row.size,
-            info=bytes.fromhex(row.meta),
+            info=bytes.fromhex(row.info),
             progress=bytes.fromhex(row.progress),
         )
 

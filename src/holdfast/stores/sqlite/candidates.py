@@ -34,12 +34,12 @@ class Candidate(NamedTuple):
     run_id: str
     strikes: int
     agent_name: str
-    parent_run_id: str | None
+    shares_parent_slot: bool
     key: str
 
     @property
     def limit_names(self) -> tuple[LimitName, ...]:
-        return list_limit_names(self.agent_name, self.key, self.parent_run_id)
+        return list_limit_names(self.agent_name, self.key, shares_parent_slot=self.shares_parent_slot)
 
 
 class CandidateScan:

@@ -78,16 +78,14 @@ def claim(
         counts_as.add(RunStatus.INTERRUPTED)
     if counts_as.isdisjoint(statuses):
         raise RunNotClaimable(run_id, run.status.value, run.reason)
-    if within_limits and not has_slot(run.agent_name, run.key, run.parent_run_id, liveness, transaction):
+    names = list_limit_names(run.agent_name, run.key, shares_parent_slot=run.shares_parent_slot)
+    if within_limits and not has_slot(names, liveness, transaction):
         raise LimitReached(run_id, run.status.value)
     return claim_run(run.run_key, run_id, run.strikes, worker_id, transaction)
 
 
-def has_slot(
-    agent_name: str, key: str, parent_run_id: str | None, liveness: Liveness, transaction: Transaction
-) -> bool:
-    """Return whether no limit of such a run is reached."""
-    names = list_limit_names(agent_name, key, parent_run_id)
+def has_slot(names: Sequence[LimitName], liveness: Liveness, transaction: Transaction) -> bool:
+    """Return whether none of these limits is reached."""
     return not names or read_slots(liveness, transaction.execute).try_take(names)
 
 

@@ -65,6 +65,8 @@ class _Source(NamedTuple):
 _BY_STATUS = _Source("runs INDEXED BY runs_by_status", "runs", "")
 _BY_AGENT = _Source("runs INDEXED BY runs_by_agent", "runs", "runs.agent_name = :agent")
 _BY_CALLER = _Source("runs INDEXED BY runs_by_caller", "runs", "runs.caller_id = :caller")
+#: The index has no runs without a tenant, so SQLite has to see that the query wants none.
+_BY_TENANT = _Source("runs INDEXED BY runs_by_tenant", "runs", "runs.tenant = :tenant AND runs.tenant <> ''")
 _BY_PARENT = _Source("runs INDEXED BY runs_by_parent", "runs", "runs.parent_run_id = :parent", by_status=False)
 
 
@@ -129,6 +131,7 @@ def _make_bindings(
         "agent": filter.agent_name,
         "caller": filter.caller_id,
         "parent": filter.parent_run_id,
+        "tenant": filter.tenant,
         "alive": json.dumps(sorted(alive)),
     }
     for number, (name, value) in enumerate(sorted(filter.labels.items())):
@@ -139,7 +142,8 @@ def _make_bindings(
 def _list_sources(filter: RunFilter) -> list[_Source]:
     sources = [_by_label(number) for number in range(len(filter.labels))]
     given = ((filter.parent_run_id, _BY_PARENT), (filter.caller_id, _BY_CALLER), (filter.agent_name, _BY_AGENT))
-    return sources + [source for value, source in given if value is not None]
+    sources += [source for value, source in given if value is not None]
+    return [*sources, _BY_TENANT] if filter.tenant else sources
 
 
 def _choose_source(filter: RunFilter, bindings: dict[str, Any], execute: Execute) -> _Source:
@@ -165,6 +169,8 @@ def _make_conditions(filter: RunFilter, source: _Source) -> tuple[str, ...]:
             conditions.append(statement("has_label").replace("{k}", source.k).replace("{condition}", condition))
         else:
             conditions.append(other.condition)
+    if filter.tenant == "":
+        conditions.append("runs.tenant = ''")
     if filter.interrupted:
         conditions.append("(runs.status <> 'running' OR runs.owner NOT IN (SELECT value FROM json_each(:alive)))")
     return tuple(conditions)
@@ -229,4 +235,6 @@ def make_record(row: Sequence[Any], owner_alive: bool) -> RunRecord:
         labels={} if row[21] == "{}" else json.loads(row[21]),
         priority=row[22],
         concurrency_key=row[23],
+        tenant=row[24],
+        detached=bool(row[25]),
     )

@@ -9,6 +9,7 @@ import apsw
 import msgspec
 
 from holdfast.checkpoint.claims import Claim, backoff
+from holdfast.checkpoint.concurrency_limits import list_limit_names
 from holdfast.checkpoint.errors import ClaimLost, RunBusy, RunEnded, RunExists, RunNotFound, StoreError, UnreadMail
 from holdfast.checkpoint.journal import Append, Entry, Segment, pack_segment
 from holdfast.checkpoint.record import TERMINAL_STATUSES, Mail, NewRun, Receipt, Release, RunStatus
@@ -89,9 +90,8 @@ def create(run: NewRun, worker_id: str | None, liveness: Liveness, transaction: 
     run_key = transaction.next_token()
     last_segment = 0 if segment is None else transaction.insert_segment(run_key, 0, segment)
     claim = None
-    if worker_id is not None and not has_slot(
-        run.agent_name, run.concurrency_key, run.parent_run_id, liveness, transaction
-    ):
+    names = list_limit_names(run.agent_name, run.concurrency_key, shares_parent_slot=run.shares_parent_slot)
+    if worker_id is not None and not has_slot(names, liveness, transaction):
         worker_id = None
     if worker_id is not None:
         claim = Claim(run_id=run.run_id, worker_id=worker_id, token=transaction.next_token(), strikes=1)
@@ -108,7 +108,7 @@ def create(run: NewRun, worker_id: str | None, liveness: Liveness, transaction: 
             to_micros(not_before),
             *(len(run.entries), 0 if segment is None else len(segment.body), last_segment),
             *(run.info, run.progress, json.dumps(dict(run.labels)) if run.labels else "{}"),
-            *(run.priority, run.concurrency_key),
+            *(run.priority, run.concurrency_key, run.tenant, run.detached),
         ),
     )
     for name, value in run.labels.items():

@@ -106,7 +106,7 @@ class RunRow(NamedTuple):
     #: JSON.
     wake_on: str
     agent_name: str
-    parent_run_id: str | None
+    shares_parent_slot: bool
     #: Empty for a run without one.
     key: str
 

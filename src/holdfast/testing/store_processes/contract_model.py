@@ -190,7 +190,7 @@ class Model:
         callers: dict[str, int] = {}
         for run_id, run in self.runs.items():
             parent = self.runs.get(run.new.parent_run_id or "")
-            waits_for_parent = parent is not None and parent.status not in TERMINAL_STATUSES
+            waits_for_parent = parent is not None and not run.new.detached and parent.status not in TERMINAL_STATUSES
             if (
                 (self.is_interrupted(run) or self.is_awake(run))
                 and run.new.agent_name in agents

@@ -148,7 +148,15 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(run_id=run_ids, agent=agents, caller=callers, data=st.data())
     def create(self, run_id: str, agent: str, caller: str, data: st.DataObject) -> None:
         parent = data.draw(st.sampled_from([None, *RUN_IDS[: RUN_IDS.index(run_id)]]))
-        run = make_run(run_id, *data.draw(bodies), agent_name=agent, caller_id=caller, parent_run_id=parent)
+        detached = parent is not None and data.draw(mostly_false)
+        run = make_run(
+            run_id,
+            *data.draw(bodies),
+            agent_name=agent,
+            caller_id=caller,
+            parent_run_id=parent,
+            detached=detached,
+        )
         self.create_in_both(run, data.draw(st.sampled_from([None, *self.workers])))
 
     def create_in_both(self, run: NewRun, worker_id: str | None) -> None:

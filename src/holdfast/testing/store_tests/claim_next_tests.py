@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
@@ -22,6 +22,7 @@ from holdfast.testing.store_processes.store_under_test import (
     StoreUnderTest,
     add_worker,
     create_claimed,
+    create_waiting,
     get_run_ids,
     list_run_ids,
     load_record,
@@ -141,6 +142,23 @@ class ClaimNextTests(StoreUnderTest):
         assert get_run_ids(await store.claim_next(worker, agents=["agent"], limit=10)) == ["parent"]
         await store.release(await store.claim("parent", worker, steal=True), Release(status=RunStatus.FAILED))
         assert get_run_ids(await store.claim_next(worker, agents=["agent"], limit=10)) == ["child"]
+
+    async def test_a_detached_child_is_claimed_beside_its_parent(self, store: RunStore, worker: str) -> None:
+        await create_claimed(store, worker, make_run("parent"))
+        dead = await add_worker(store)
+        await create_claimed(store, dead, make_run("of-a-dead-worker", parent_run_id="parent", detached=True))
+        await store.deregister_worker(dead)
+        await store.create(make_run("queued", parent_run_id="parent", detached=True))
+        past = datetime.now(UTC) - timedelta(hours=1)
+        await create_waiting(store, worker, make_run("due", parent_run_id="parent", detached=True), wake_at=past)
+        await store.create(make_run("attached", parent_run_id="parent"))
+        claimed: list[str] = []
+        async with asyncio.timeout(self.timeout.total_seconds()):
+            while len(claimed) < 3:  # one after its backoff
+                claimed += get_run_ids(await store.claim_next(worker, agents=["agent"], limit=10))
+                await store.wait_for_change(timedelta(milliseconds=20))
+        assert sorted(claimed) == ["due", "of-a-dead-worker", "queued"]
+        assert get_run_ids(await store.claim_next(worker, agents=["agent"], limit=10)) == []
 
     async def test_a_child_does_not_use_up_its_callers_turn(self, store: RunStore, worker: str) -> None:
         await create_claimed(store, worker, make_run("parent", caller_id="other"))

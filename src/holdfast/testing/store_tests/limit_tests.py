@@ -216,6 +216,17 @@ class LimitTests(StoreUnderTest):
         await store.claim("child", worker, steal=True, within_limits=True)
         assert [used.running for used in await store.list_limits()] == [1]
 
+    async def test_a_detached_child_needs_a_slot(self, store: RunStore, worker: str) -> None:
+        await store.set_limit("agent", "agent", 2)
+        await create_claimed(store, worker, make_run("parent"))
+        await create_claimed(store, worker, make_run("child", parent_run_id="parent", detached=True))
+        assert [used.running for used in await store.list_limits()] == [2]
+        another = make_run("another", parent_run_id="parent", detached=True)
+        assert await store.create(another, worker_id=worker) is None
+        with pytest.raises(LimitReached):
+            await store.claim("another", worker, within_limits=True)
+        assert get_run_ids(await store.claim_next(worker, agents=["agent"], limit=10)) == []
+
     async def test_of_many_claimers_each_slot_has_one(self, store: RunStore) -> None:
         await store.set_limit("key", "k", 3)
         await queue(store, *(f"run-{n}" for n in range(10)))

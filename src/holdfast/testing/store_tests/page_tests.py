@@ -221,6 +221,7 @@ class PageTests(StoreUnderTest):
             "agent_name": [None, "A"],
             "caller_id": [None, "x"],
             "parent_run_id": [None, records[0].run_id],
+            "tenant": [None, "acme", ""],
             "labels": [{}, {"team": "red"}, {"team": "red", "tier": "1"}, {"team": ""}],
             "created_after": [None, middle],
             "created_before": [None, middle, records[-1].created_at + timedelta(hours=1)],
@@ -238,13 +239,16 @@ class PageTests(StoreUnderTest):
         assert len(sizes) > 5, "the filters select different runs"
 
     async def test_a_filter_compares_whole_values(self, store: RunStore) -> None:
-        await store.create(make_run(agent_name="agent", caller_id="caller", labels={"team": "red"}))
+        await store.create(make_run(agent_name="agent", caller_id="caller", tenant="acme", labels={"team": "red"}))
         for filter in (
             RunFilter(agent_name="Agent"),
             RunFilter(agent_name="%"),
             RunFilter(caller_id=""),
             RunFilter(caller_id="call"),
             RunFilter(parent_run_id=""),
+            RunFilter(tenant=""),
+            RunFilter(tenant="Acme"),
+            RunFilter(tenant="acm"),
             RunFilter(labels={"team": "Red"}),
             RunFilter(labels={"Team": "red"}),
             RunFilter(labels={"team": "re"}),
@@ -254,6 +258,7 @@ class PageTests(StoreUnderTest):
             assert await read_pages(store, filter) == [], filter
             assert await list_run_ids(store, filter) == [], filter
         assert await read_pages(store, RunFilter(labels={"team": "red"}, agent_name="agent")) == ["run-1"]
+        assert await read_pages(store, RunFilter(tenant="acme")) == ["run-1"]
 
 
 #: Agent, caller, whether it is a child of the first run, labels, and the status to create it in.
@@ -279,7 +284,10 @@ async def _create_varied_runs(store: RunStore, worker: str) -> None:
     deregistered = await add_worker(store)
     for n, (agent, caller, child, labels, status) in enumerate(_VARIED):
         parent = "run-0" if child else None
-        run = make_run(f"run-{n}", agent_name=agent, caller_id=caller, parent_run_id=parent, labels=labels)
+        tenant = "acme" if n % 3 else ""
+        run = make_run(
+            f"run-{n}", agent_name=agent, caller_id=caller, parent_run_id=parent, tenant=tenant, labels=labels
+        )
         if status is RunStatus.QUEUED:
             await store.create(run)
         elif status is RunStatus.WAITING:
@@ -301,6 +309,7 @@ def _matches(record: RunRecord, **fields: Any) -> bool:
             fields["agent_name"] in (None, record.agent_name),
             fields["caller_id"] in (None, record.caller_id),
             fields["parent_run_id"] in (None, record.parent_run_id),
+            fields["tenant"] in (None, record.tenant),
             all(record.labels.get(name) == value for name, value in fields["labels"].items()),
             after is None or record.created_at >= after,
             before is None or record.created_at < before,

@@ -14,8 +14,8 @@ UPDATE counters SET token = ?1, signal = ?2
 -- name: insert_run
 INSERT INTO runs (
     run_key, run_id, agent_name, caller_id, parent_run_id, status, created_at, updated_at, owner, token, strikes,
-    not_before, next_seq, size, last_segment, meta, progress, labels, priority, limit_key
-) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)
+    not_before, next_seq, size, last_segment, info, progress, labels, priority, concurrency_key, tenant, detached
+) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21)
 
 -- name: insert_label
 INSERT INTO labels (run_key, name, value, status, created_at) VALUES (?1, ?2, ?3, ?4, ?5)
@@ -72,7 +72,7 @@ WHERE run_key = ?1
 -- name: run_row
 -- Decides whether a write, a claim or a removal is allowed.
 SELECT run_key, token, status, next_seq, owner, strikes, reason, last_segment, unread, wake_at, wake_on, agent_name,
-    parent_run_id, limit_key
+    parent_run_id IS NOT NULL AND NOT detached, concurrency_key
 FROM runs WHERE run_id = ?1
 
 -- name: count_runs
@@ -198,8 +198,8 @@ DELETE FROM doomed
 
 -- name: record_columns
 run_key, run_id, agent_name, caller_id, parent_run_id, status, created_at, updated_at, owner, token, strikes,
-not_before, reason, cancel_requested, expires_at, next_seq, size, meta, progress, wake_at, wake_on, labels,
-priority, limit_key
+not_before, reason, cancel_requested, expires_at, next_seq, size, info, progress, wake_at, wake_on, labels,
+priority, concurrency_key, tenant, detached
 
 -- name: load_record
 SELECT first_seq, last_segment, unread, {record_columns} FROM runs WHERE run_id = ?1
@@ -274,14 +274,14 @@ WITH RECURSIVE lanes (run_key) AS (
         (
             SELECT runs.run_key FROM runs INDEXED BY runs_waiting
             WHERE runs.status IN ('queued', 'interrupted') AND runs.agent_name = ?1 AND runs.priority = ?2
-                AND runs.caller_id = ?3 AND runs.limit_key >= ?4
-            ORDER BY runs.limit_key LIMIT 1
+                AND runs.caller_id = ?3 AND runs.concurrency_key >= ?4
+            ORDER BY runs.concurrency_key LIMIT 1
         ),
         (
             SELECT runs.run_key FROM runs INDEXED BY runs_waiting
             WHERE runs.status IN ('queued', 'interrupted') AND runs.agent_name = ?1 AND runs.priority = ?2
                 AND runs.caller_id > ?3
-            ORDER BY runs.caller_id, runs.limit_key LIMIT 1
+            ORDER BY runs.caller_id, runs.concurrency_key LIMIT 1
         )
     )
     UNION ALL
@@ -289,55 +289,58 @@ WITH RECURSIVE lanes (run_key) AS (
         (
             SELECT runs.run_key FROM runs INDEXED BY runs_waiting
             WHERE runs.status IN ('queued', 'interrupted') AND runs.agent_name = ?1 AND runs.priority = ?2
-                AND runs.caller_id = lane.caller_id AND runs.limit_key > lane.limit_key
-            ORDER BY runs.limit_key LIMIT 1
+                AND runs.caller_id = lane.caller_id AND runs.concurrency_key > lane.concurrency_key
+            ORDER BY runs.concurrency_key LIMIT 1
         ),
         (
             SELECT runs.run_key FROM runs INDEXED BY runs_waiting
             WHERE runs.status IN ('queued', 'interrupted') AND runs.agent_name = ?1 AND runs.priority = ?2
                 AND runs.caller_id > lane.caller_id
-            ORDER BY runs.caller_id, runs.limit_key LIMIT 1
+            ORDER BY runs.caller_id, runs.concurrency_key LIMIT 1
         )
     )
     FROM lanes CROSS JOIN runs AS lane ON lane.run_key = lanes.run_key
     LIMIT ?5
 )
-SELECT runs.caller_id, runs.limit_key FROM lanes CROSS JOIN runs USING (run_key)
+SELECT runs.caller_id, runs.concurrency_key FROM lanes CROSS JOIN runs USING (run_key)
 
 -- name: claimable_runs
 -- A record of the future was written by a clock that was ahead: its backoff is ignored, rather than waited for all that time.
-SELECT run_key, run_id, strikes, agent_name, parent_run_id, limit_key FROM runs INDEXED BY runs_waiting
-WHERE status IN ('queued', 'interrupted') AND agent_name = ?1 AND priority = ?2 AND caller_id = ?3 AND limit_key = ?4
+SELECT run_key, run_id, strikes, agent_name, parent_run_id IS NOT NULL AND NOT detached, concurrency_key
+FROM runs INDEXED BY runs_waiting
+WHERE status IN ('queued', 'interrupted') AND agent_name = ?1 AND priority = ?2 AND caller_id = ?3 AND concurrency_key = ?4
     AND (not_before <= ?5 OR updated_at > ?5 + 10000000)
-    AND NOT EXISTS (
+    AND (detached OR NOT EXISTS (
         SELECT 1 FROM runs AS parent
         WHERE parent.run_id = runs.parent_run_id AND parent.status NOT IN ('done', 'failed', 'cancelled')
-    )
+    ))
 ORDER BY run_key LIMIT ?6
 
 -- name: orphaned_runs
 -- Runs of agent ?1 that the dead worker ?4 owned. Runs whose keys are in the JSON list ?5 have no slot.
-SELECT run_key, run_id, strikes, agent_name, parent_run_id, limit_key, priority, caller_id
+SELECT run_key, run_id, strikes, agent_name, parent_run_id IS NOT NULL AND NOT detached, concurrency_key, priority,
+    caller_id
 FROM runs INDEXED BY runs_running
 WHERE status = 'running' AND owner = ?4 AND agent_name = ?1
     AND (not_before <= ?2 OR updated_at > ?2 + 10000000)
-    AND limit_key NOT IN (SELECT value FROM json_each(?5))
-    AND NOT EXISTS (
+    AND concurrency_key NOT IN (SELECT value FROM json_each(?5))
+    AND (detached OR NOT EXISTS (
         SELECT 1 FROM runs AS parent
         WHERE parent.run_id = runs.parent_run_id AND parent.status NOT IN ('done', 'failed', 'cancelled')
-    )
+    ))
 ORDER BY priority DESC, run_key LIMIT ?3
 
 -- name: due_runs
 -- Waiting runs of agent ?1 and priority ?4 whose time has come. The others are not read.
-SELECT run_key, run_id, strikes, agent_name, parent_run_id, limit_key, priority, caller_id
+SELECT run_key, run_id, strikes, agent_name, parent_run_id IS NOT NULL AND NOT detached, concurrency_key, priority,
+    caller_id
 FROM runs INDEXED BY runs_due
 WHERE status = 'waiting' AND agent_name = ?1 AND priority = ?4 AND wake_at <= ?2 AND not_before <= ?2
-    AND limit_key NOT IN (SELECT value FROM json_each(?5))
-    AND NOT EXISTS (
+    AND concurrency_key NOT IN (SELECT value FROM json_each(?5))
+    AND (detached OR NOT EXISTS (
         SELECT 1 FROM runs AS parent
         WHERE parent.run_id = runs.parent_run_id AND parent.status NOT IN ('done', 'failed', 'cancelled')
-    )
+    ))
 ORDER BY wake_at LIMIT ?3
 
 -- == limits ============================================================================================================
@@ -358,8 +361,8 @@ SELECT kind, name, max_runs, is_default FROM limits ORDER BY kind, name
 
 -- name: running_runs
 -- The runs that hold a slot if their owner is alive.
-SELECT owner, agent_name, limit_key, count(*) FROM runs INDEXED BY runs_running
-WHERE status = 'running' AND parent_run_id IS NULL GROUP BY owner, agent_name, limit_key
+SELECT owner, agent_name, concurrency_key, count(*) FROM runs INDEXED BY runs_running
+WHERE status = 'running' AND (parent_run_id IS NULL OR detached) GROUP BY owner, agent_name, concurrency_key
 
 -- == workers =========================================================================================================
 

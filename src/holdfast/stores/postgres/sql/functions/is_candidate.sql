@@ -5,14 +5,14 @@ create or replace function holdfast.is_candidate(
 language sql stable as $$
     select r.agent_name = any (p_agents)
         and r.id <> all (p_but_not)
-        and (r.limit_key is null or r.limit_key <> all (p_full_keys))
+        and (r.concurrency_key is null or r.concurrency_key <> all (p_full_keys))
         and not holdfast.belongs_to_parent(r)
 $$;
 
--- Whether the run has a parent that has not ended. Such a run is resumed by its parent alone.
+-- Whether the run has a parent that has not ended. Such a run is resumed by its parent alone, unless it is detached.
 create or replace function holdfast.belongs_to_parent(r holdfast.run) returns boolean
 language sql stable as $$
-    select r.parent_run_id is not null and holdfast.is_unfinished(r.parent_run_id)
+    select r.parent_run_id is not null and not r.detached and holdfast.is_unfinished(r.parent_run_id)
 $$;
 
 create or replace function holdfast.is_unfinished(p_run_id text) returns boolean

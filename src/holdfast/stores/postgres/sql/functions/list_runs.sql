@@ -39,6 +39,7 @@ begin
             'left(r.agent_name, 200) = %L and r.agent_name = %L', left(p ->> 'agent_name', 200), p ->> 'agent_name')),
         (p ? 'caller_id', format(
             'left(r.caller_id, 200) = %L and r.caller_id = %L', left(p ->> 'caller_id', 200), p ->> 'caller_id')),
+        (p ? 'tenant', format('left(r.tenant, 200) = %L and r.tenant = %L', left(p ->> 'tenant', 200), p ->> 'tenant')),
         (p ? 'parent_run_id', format('r.parent_run_id = %L', p ->> 'parent_run_id')),
         (p ? 'created_after', format('r.created_at >= %L', p ->> 'created_after')),
         (p ? 'created_before', format('r.created_at < %L', p ->> 'created_before')),

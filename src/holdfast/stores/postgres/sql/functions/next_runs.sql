@@ -87,9 +87,9 @@ create or replace function holdfast.oldest_due(
 language plpgsql stable as $$
 begin
     with due as materialized (
-        select a.name, d.id, d.caller_id, d.limit_key
+        select a.name, d.id, d.caller_id, d.concurrency_key
         from unnest(p_agents) a (name) cross join lateral (
-            select r.id, r.caller_id, r.limit_key
+            select r.id, r.caller_id, r.concurrency_key
             from holdfast.run r
             where left(r.agent_name, 200) = left(a.name, 200)
                 and r.priority = p_level
@@ -105,7 +105,7 @@ begin
         from (
             select d.id, d.caller_id
             from due d
-            where d.limit_key is null or d.limit_key not in (select unnest(p_full_keys))
+            where d.concurrency_key is null or d.concurrency_key not in (select unnest(p_full_keys))
             union all
             select o.id, o.caller_id from unnest(p_orphans) o where o.priority = p_level
         ) f
@@ -132,20 +132,20 @@ begin
     return array(
         with recursive first (id, due_at, caller, key) as (
             (
-                select r.id, r.due_at, left(r.caller_id, 200), left(coalesce(r.limit_key, ''), 200)
+                select r.id, r.due_at, left(r.caller_id, 200), left(coalesce(r.concurrency_key, ''), 200)
                 from holdfast.run r
                 where r.priority = p_level and r.status in ('queued', 'interrupted', 'waiting') and r.due_at is not null
-                order by left(r.caller_id, 200), left(coalesce(r.limit_key, ''), 200), r.due_at
+                order by left(r.caller_id, 200), left(coalesce(r.concurrency_key, ''), 200), r.due_at
                 limit 1
             )
             union all
             select next.*
             from first cross join lateral (
-                select r.id, r.due_at, left(r.caller_id, 200), left(coalesce(r.limit_key, ''), 200)
+                select r.id, r.due_at, left(r.caller_id, 200), left(coalesce(r.concurrency_key, ''), 200)
                 from holdfast.run r
                 where r.priority = p_level and r.status in ('queued', 'interrupted', 'waiting') and r.due_at is not null
-                    and (left(r.caller_id, 200), left(coalesce(r.limit_key, ''), 200)) > (first.caller, first.key)
-                order by left(r.caller_id, 200), left(coalesce(r.limit_key, ''), 200), r.due_at
+                    and (left(r.caller_id, 200), left(coalesce(r.concurrency_key, ''), 200)) > (first.caller, first.key)
+                order by left(r.caller_id, 200), left(coalesce(r.concurrency_key, ''), 200), r.due_at
                 limit 1
             ) next
         ),
@@ -196,7 +196,7 @@ language sql stable as $$
     from holdfast.run r
     where r.priority = p_level
         and left(r.caller_id, 200) = p_caller
-        and left(coalesce(r.limit_key, ''), 200) = p_key
+        and left(coalesce(r.concurrency_key, ''), 200) = p_key
         and r.status in ('queued', 'interrupted', 'waiting')
         and r.due_at <= now()
         and holdfast.is_candidate(r, p_agents, p_full_keys, p_but_not)

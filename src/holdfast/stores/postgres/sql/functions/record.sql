@@ -21,14 +21,16 @@ language sql stable as $$
         'wake_on', r.wake_on,
         'labels', r.labels,
         'priority', r.priority,
-        'limit_key', r.limit_key,
+        'concurrency_key', r.concurrency_key,
+        'tenant', r.tenant,
+        'detached', r.detached,
         'reason', r.reason,
         'cancel_requested', r.cancel_requested,
         'expires_at', r.expires_at,
         'first_seq', r.first_seq,
         'next_seq', r.next_seq,
         'size', r.size,
-        'meta', encode(r.meta, 'hex'),
+        'info', encode(r.info, 'hex'),
         'progress', encode(r.progress, 'hex')
     )
 $$;

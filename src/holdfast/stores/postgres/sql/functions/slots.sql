@@ -1,18 +1,18 @@
--- The limits, and how many slots of each are in use: by running runs that have a live owner and no parent.
+-- The limits, and how many slots of each are in use: by running runs that have a live owner, and no parent or are detached.
 create or replace function holdfast.slots(p_here text, p_dead text[])
 returns table (kind text, name text, max_runs integer, is_default boolean, used bigint)
 language sql stable as $$
     with held as materialized (
-        select r.agent_name, r.limit_key
+        select r.agent_name, r.concurrency_key
         from holdfast.run r join holdfast.worker w on w.worker_id = r.owner
-        where r.status = 'running' and r.parent_run_id is null and holdfast.lives(w, p_here, p_dead)
+        where r.status = 'running' and (r.parent_run_id is null or r.detached) and holdfast.lives(w, p_here, p_dead)
     )
     select l.kind, l.name, l.max_runs, l.is_default, coalesce(u.used, 0)
     from holdfast.run_limit l
     left join (
         select 'agent' as kind, h.agent_name as name, count(*) as used from held h group by h.agent_name
         union all
-        select 'key', h.limit_key, count(*) from held h where h.limit_key is not null group by h.limit_key
+        select 'key', h.concurrency_key, count(*) from held h where h.concurrency_key is not null group by h.concurrency_key
     ) u on u.kind = l.kind and u.name = l.name
 $$;
 
@@ -33,13 +33,14 @@ begin
 end
 $$;
 
--- Whether a run that the caller is about to claim has a slot of each of its limits, which this locks.
+-- Whether a run that the caller is about to claim has a slot of each of its limits, which this locks. A child executes in the
+-- slot of its parent, unless it is detached.
 create or replace function holdfast.has_slot(
-    p_agent text, p_key text, p_parent text, p_here text, p_dead text[]
+    p_agent text, p_key text, p_parent text, p_detached boolean, p_here text, p_dead text[]
 ) returns boolean
 language plpgsql as $$
 begin
-    if p_parent is not null or not holdfast.lock_limits(array[p_agent], array[p_key]) then
+    if (p_parent is not null and not p_detached) or not holdfast.lock_limits(array[p_agent], array[p_key]) then
         return true;
     end if;
     return not exists (

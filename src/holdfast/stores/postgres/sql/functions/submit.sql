@@ -11,7 +11,8 @@ create or replace function holdfast.submit(
     caller_id text default '',
     not_before timestamptz default null,
     priority integer default 0,
-    key text default null
+    concurrency_key text default null,
+    tenant text default ''
 ) returns text
 language plpgsql as $$
 declare
@@ -19,7 +20,7 @@ declare
     info jsonb := jsonb_strip_nulls(jsonb_build_object(
         'run_id', id, 'agent_name', agent, 'caller_id', nullif(submit.caller_id, ''), 'prompt', prompt,
         'labels', nullif(labels, '{}'), 'inputs', nullif(inputs, '{}'),
-        'priority', nullif(submit.priority, 0), 'concurrency_key', submit.key
+        'priority', nullif(submit.priority, 0), 'concurrency_key', submit.concurrency_key, 'tenant', nullif(submit.tenant, '')
     ));
     body bytea := convert_to(jsonb_build_object('version', 1, 'info', info)::text, 'UTF8');
     layout text := 'b' || length(body);
@@ -37,8 +38,9 @@ begin
     if jsonb_typeof(inputs) <> 'object' or exists (select from jsonb_each(labels) l where jsonb_typeof(l.value) <> 'string') then
         raise exception 'holdfast.submit: inputs has to be an object, and labels an object of texts';
     end if;
-    if submit.priority is null or submit.priority not between -10 and 10 or length(submit.key) not between 1 and 200 then
-        raise exception 'holdfast.submit: priority has to be from -10 to 10, and key a text of 1 to 200 characters';
+    if submit.priority is null or submit.priority not between -10 and 10
+        or length(submit.concurrency_key) not between 1 and 200 then
+        raise exception 'holdfast.submit: priority has to be from -10 to 10, concurrency_key a text of 1 to 200 characters';
     end if;
     found := holdfast.queue_run(
         jsonb_build_object(
@@ -51,8 +53,9 @@ begin
                 from jsonb_each_text(labels) l
             ),
             'not_before', not_before,
-            'priority', submit.priority, 'key', replace(submit.key, '\', '\\'), 'count', 1, 'size', length(body),
-            'meta', encode(convert_to(summary::text, 'UTF8'), 'base64'),
+            'priority', submit.priority, 'concurrency_key', replace(submit.concurrency_key, '\', '\\'),
+            'tenant', replace(submit.tenant, '\', '\\'), 'count', 1, 'size', length(body),
+            'info', encode(convert_to(summary::text, 'UTF8'), 'base64'),
             'progress', encode('{}', 'base64')
         ),
         layout, holdfast.crc32(convert_to(format('0 %s ', layout), 'UTF8') || body), body

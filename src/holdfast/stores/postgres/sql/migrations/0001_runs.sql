@@ -20,6 +20,8 @@ create table holdfast.run (
     -- Whether the run has unread mail.
     has_mail boolean not null default false,
     priority smallint not null default 0,
+    -- Whether workers may claim a child although its parent has not ended.
+    detached boolean not null default false,
     status text collate "C" not null,
     run_id text collate "C" not null unique,
     -- From when on a worker may take the run: set while it is queued, interrupted, or waiting for a time. An append does
@@ -31,11 +33,13 @@ create table holdfast.run (
     owner text collate "C",
     agent_name text collate "C" not null,
     caller_id text collate "C" not null,
-    limit_key text collate "C",
+    -- Empty: the run has no tenant.
+    tenant text collate "C" not null default '',
+    concurrency_key text collate "C",
     reason text not null default '',
     wake_on text[] not null default '{}',
     labels jsonb not null default '{}',
-    meta bytea not null,
+    info bytea not null,
     progress bytea not null
 )
 -- Free space for the next version of each row: a save changes no indexed column, so its update is HOT.
@@ -48,7 +52,7 @@ create index run_expiring on holdfast.run (expires_at) where expires_at is not n
 create index run_due on holdfast.run (left(agent_name, 200), priority, due_at)
     where status in ('queued', 'interrupted', 'waiting') and due_at is not null;
 -- The runs of one caller with the same key are a lane: either all of them have a slot of the key, or none.
-create index run_due_lane on holdfast.run (priority, left(caller_id, 200), left(coalesce(limit_key, ''), 200), due_at)
+create index run_due_lane on holdfast.run (priority, left(caller_id, 200), left(coalesce(concurrency_key, ''), 200), due_at)
     where status in ('queued', 'interrupted', 'waiting') and due_at is not null;
 create index run_mail on holdfast.run (owner) where has_mail and status = 'running';
 
@@ -57,6 +61,7 @@ create index run_created on holdfast.run (created_at, id);
 create index run_status on holdfast.run (status, created_at);
 create index run_agent on holdfast.run (left(agent_name, 200), created_at);
 create index run_caller on holdfast.run (left(caller_id, 200), created_at);
+create index run_tenant on holdfast.run (left(tenant, 200), created_at) where tenant <> '';
 create index run_parent on holdfast.run (parent_run_id, created_at) where parent_run_id is not null;
 
 -- A row for each label of a run: the key of the label (see `label_key`), and the run.

@@ -16,6 +16,8 @@ CREATE TABLE runs (
     agent_name TEXT NOT NULL,
     caller_id TEXT NOT NULL,
     parent_run_id TEXT,
+    -- Empty: the run has no tenant.
+    tenant TEXT NOT NULL DEFAULT '',
     status TEXT NOT NULL,
     -- Times are microseconds since 1970, in UTC.
     created_at INTEGER NOT NULL,
@@ -33,7 +35,7 @@ CREATE TABLE runs (
     size INTEGER NOT NULL,
     -- The last segment of the journal; 0: the journal is empty.
     last_segment INTEGER NOT NULL,
-    meta BLOB NOT NULL,
+    info BLOB NOT NULL,
     progress BLOB NOT NULL,
     -- `labels` and `wake_on` are JSON. A waiting run is due at `wake_at`; NULL: only mail wakes it.
     labels TEXT NOT NULL DEFAULT '{}',
@@ -43,11 +45,14 @@ CREATE TABLE runs (
     unread INTEGER NOT NULL DEFAULT 0,
     priority INTEGER NOT NULL DEFAULT 0,
     -- Empty for a run without a key.
-    limit_key TEXT NOT NULL DEFAULT ''
+    concurrency_key TEXT NOT NULL DEFAULT '',
+    -- Whether workers may claim a child although its parent has not ended.
+    detached INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
 -- Runs without an owner, for `claim_next`.
-CREATE INDEX runs_waiting ON runs (agent_name, priority, caller_id, limit_key) WHERE status IN ('queued', 'interrupted');
+CREATE INDEX runs_waiting ON runs (agent_name, priority, caller_id, concurrency_key)
+WHERE status IN ('queued', 'interrupted');
 -- Runs with an owner. They are claimable once that worker is dead.
 CREATE INDEX runs_running ON runs (owner, agent_name, caller_id) WHERE status = 'running';
 -- Waiting runs by the time they are due, for `claim_next`.
@@ -62,6 +67,7 @@ CREATE INDEX runs_expiring ON runs (expires_at) WHERE expires_at IS NOT NULL;
 CREATE INDEX runs_by_status ON runs (status, created_at);
 CREATE INDEX runs_by_agent ON runs (agent_name, status, created_at);
 CREATE INDEX runs_by_caller ON runs (caller_id, status, created_at);
+CREATE INDEX runs_by_tenant ON runs (tenant, status, created_at) WHERE tenant <> '';
 CREATE INDEX runs_by_parent ON runs (parent_run_id, created_at) WHERE parent_run_id IS NOT NULL;
 
 -- The labels of each run, with the columns of `runs` that listings filter and sort by. Triggers keep them equal.
