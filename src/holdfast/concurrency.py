@@ -1,12 +1,17 @@
-"""Asyncio helpers for work that must finish although its caller is cancelled, or that must end within a time."""
+"""Tasks that finish although their caller is cancelled, timeouts, and threads: the only module that starts threads."""
 
 import asyncio
 import logging
 import os
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from contextvars import ContextVar
 from datetime import timedelta
+from queue import SimpleQueue
 from typing import Any, NoReturn, TypeVar
 
 from holdfast.clock import Clock, Timer
@@ -89,6 +94,115 @@ def run_in_background(work: Coroutine[Any, Any, T], *, name: str | None = None) 
     _BACKGROUND_TASKS.add(task)
     task.add_done_callback(_BACKGROUND_TASKS.discard)
     return task
+
+
+# -- threads ----------------------------------------------------------------------------------------------------------
+
+
+#: What `Threads.start` returns.
+Thread = threading.Thread
+
+
+class Threads:
+    """Starts threads, and makes what they wait for: locks, queues, time.
+
+    A simulator overrides every method: its threads take turns in an order that it chooses, by a time of its own.
+    """
+
+    def start(self, work: Callable[[], object], *, name: str) -> Thread:
+        """Start a daemon thread: the interpreter does not wait for it when the process exits."""
+        thread = Thread(target=work, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def make_lock(self) -> threading.Lock:
+        return threading.Lock()
+
+    def make_condition(self) -> threading.Condition:
+        return threading.Condition()
+
+    def make_event(self) -> threading.Event:
+        return threading.Event()
+
+    def make_queue(self) -> "SimpleQueue[Any]":
+        return SimpleQueue()
+
+    #: The time by which threads wait, in seconds. Not wrapped: each commit reads it twice.
+    monotonic = staticmethod(time.monotonic)
+
+    def processor_time(self) -> float:
+        """Return the seconds of processor time that the calling thread has used."""
+        return time.thread_time()
+
+    def sleep(self, seconds: float) -> None:
+        """Block the calling thread."""
+        time.sleep(seconds)
+
+
+_SYSTEM_THREADS = Threads()
+
+#: The threads of this process. A simulator sets its own in the context of each simulated process.
+THREADS: ContextVar[Threads] = ContextVar("holdfast_threads", default=_SYSTEM_THREADS)
+
+
+class JobThread:
+    """A daemon thread that runs blocking jobs one after the other. It starts with the first one.
+
+    If one hangs, neither the event loop nor the end of the process waits for it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._threads = THREADS.get()
+        #: `None` ends the thread.
+        self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = self._threads.make_queue()
+        self._is_started = False
+        #: Whether it accepts no more jobs.
+        self.is_closed = False
+
+    def submit(self, work: Callable[[], T]) -> "asyncio.Future[T]":
+        """Return a future of the result of `work`. If it is cancelled before its turn, `work` does not run."""
+        return self._enqueue(Future(), work)
+
+    async def close(self, final_work: Callable[[], None]) -> None:
+        """Accept no more jobs. `final_work` runs after the others, even if the caller is cancelled."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        if self._is_started:
+            done: Future[None] = Future()
+            done.set_running_or_notify_cancel()  # it cannot be cancelled any more
+            closed = self._enqueue(done, final_work)
+            self._queue.put(None)
+            await closed
+
+    def _enqueue(self, done: "Future[T]", work: Callable[[], T]) -> "asyncio.Future[T]":
+        self._queue.put((done, work))
+        if not self._is_started:
+            self._is_started = True
+            self._threads.start(self._run_jobs, name=self._name)
+        return asyncio.wrap_future(done)
+
+    def _run_jobs(self) -> None:
+        while (job := self._queue.get()) is not None:
+            _run_job(*job)
+            del job
+
+
+def _run_job(done: "Future[T]", work: Callable[[], T]) -> None:
+    if not (done.running() or done.set_running_or_notify_cancel()):
+        return
+    try:
+        result = work()
+    except BaseException as exc:  # re-raised in the caller
+        done.set_exception(exc)
+    else:
+        done.set_result(result)
+
+
+def is_main_thread() -> bool:
+    """Whether the caller runs in the main thread, which alone may handle signals."""
+    return threading.current_thread() is threading.main_thread()
 
 
 def end_forked_child(error: BaseException) -> NoReturn:

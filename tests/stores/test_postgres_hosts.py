@@ -217,6 +217,6 @@ async def test_a_worker_that_was_suspended_until_its_row_was_deleted_registers_a
         heartbeat = far._require_open().heartbeat
         with heartbeat._beat_lock, psycopg.connect(url, autocommit=True) as connection:
             connection.execute("delete from holdfast.worker")
-            heartbeat._sent_at -= timedelta(days=8).total_seconds()
+            heartbeat._sent_at -= timedelta(days=8)
         await wait_until(lambda: _is_driven(store))
         assert (await load_record(store)).owner == owner.worker_id

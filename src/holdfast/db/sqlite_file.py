@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -13,6 +12,7 @@ from typing import NamedTuple, TypeVar
 
 import apsw
 
+from holdfast.concurrency import THREADS
 from holdfast.ids import draw_between
 from holdfast.root_error import HoldfastError
 
@@ -218,13 +218,14 @@ class _BusyHandler:
         """Wait before attempt number `attempt` + 1. Return False if the statement has to fail instead."""
         if self._may_wait is not None and not self._may_wait():
             return False
-        now = time.monotonic()
+        threads = THREADS.get()
+        now = threads.monotonic()
         if attempt == 0:
             self._deadline = now + self._timeout_s
         if now >= self._deadline:
             return False
         longest = min(_MAX_BACKOFF_S, _MIN_BACKOFF_S * 2 ** min(attempt, 10))
-        time.sleep(longest * draw_between(0.5, 1.0))
+        threads.sleep(longest * draw_between(0.5, 1.0))
         return True
 
 

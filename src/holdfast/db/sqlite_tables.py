@@ -1,18 +1,15 @@
 """Tables of batteries in a SQLite file, on a thread of their own, and in memory."""
 
-import asyncio
-import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from os import PathLike
-from queue import SimpleQueue
 from typing import Any, TypeVar
 
 import apsw
 
+from holdfast.concurrency import JobThread
 from holdfast.db.sqlite_file import APPLICATION_ID, ErrorTypes, SqliteFile, set_synchronous, transaction
 from holdfast.db.tables import Cursor, Schema, TablesError, TablesUnavailable, check_text, run_blocking
 
@@ -25,63 +22,6 @@ _TABLES_ERRORS = ErrorTypes(
 _CREATE_VERSION_TABLE = (
     "CREATE TABLE IF NOT EXISTS holdfast_battery (name TEXT PRIMARY KEY, version INTEGER NOT NULL) WITHOUT ROWID"
 )
-
-
-class _DatabaseThread:
-    """A daemon thread that runs blocking jobs one after the other.
-
-    If one hangs, neither the event loop nor the end of the process waits for it.
-    """
-
-    def __init__(self) -> None:
-        self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self.started = False
-        #: Set when it accepts no more jobs.
-        self.closed = threading.Event()
-
-    def submit(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
-        """Return a future of the result of `work`. If it is cancelled before its turn, `work` does not run.
-
-        Raises:
-            TablesError: the thread accepts no more jobs.
-        """
-        if self.closed.is_set():
-            raise TablesError("the tables were closed")
-        done: Future[_T] = Future()
-        self._enqueue(done, work)
-        return asyncio.wrap_future(done)
-
-    def shutdown(self, final_work: Callable[[], None]) -> asyncio.Future[None]:
-        """Accept no more jobs. Return a future of `final_work`, which runs last, even if the caller is cancelled."""
-        self.closed.set()
-        done: Future[None] = Future()
-        done.set_running_or_notify_cancel()  # it cannot be cancelled any more
-        self._enqueue(done, final_work)
-        self._queue.put(None)
-        return asyncio.wrap_future(done)
-
-    def _enqueue(self, done: Future[_T], work: Callable[[], _T]) -> None:
-        self._queue.put((done, work))
-        if not self.started:
-            self.started = True
-            # The interpreter joins the threads of an executor at exit, but not a daemon thread.
-            threading.Thread(target=self._run_queue, name="holdfast-tables", daemon=True).start()
-
-    def _run_queue(self) -> None:
-        while (job := self._queue.get()) is not None:
-            _run_work(*job)
-            del job
-
-
-def _run_work(done: Future[_T], work: Callable[[], _T]) -> None:
-    if not (done.running() or done.set_running_or_notify_cancel()):
-        return
-    try:
-        result = work()
-    except BaseException as exc:  # re-raised in the caller
-        done.set_exception(exc)
-    else:
-        done.set_result(result)
 
 
 class _SqliteCursor:
@@ -101,13 +41,13 @@ class SqliteTables:
     def __init__(self, path: str | PathLike[str], *, timeout: timedelta = timedelta(seconds=10)) -> None:
         """`timeout`: how long a transaction waits for a lock of another process."""
         self._file = SqliteFile(path, timeout=timeout, errors=_TABLES_ERRORS)
-        self._thread = _DatabaseThread()
+        self._thread = JobThread("holdfast-tables")
         self._connection: apsw.Connection | None = None
 
     async def open(self, schema: Schema) -> None:
         """Create or migrate the tables."""
-        if self._thread.closed.is_set():
-            self._thread = _DatabaseThread()
+        if self._thread.is_closed:
+            self._thread = JobThread("holdfast-tables")
         await self._run_on_thread(self._connect)
         await self.transaction(partial(_migrate, schema))
 
@@ -125,10 +65,11 @@ class SqliteTables:
 
     async def close(self) -> None:
         """Finish the work in progress, then close the connection. May be called again."""
-        if self._thread.started and not self._thread.closed.is_set():
-            await self._thread.shutdown(self._disconnect)
+        await self._thread.close(self._disconnect)
 
     async def _run_on_thread(self, work: Callable[[], _T]) -> _T:
+        if self._thread.is_closed:
+            raise TablesError("the tables were closed")
         return await self._thread.submit(partial(self._run_mapped, work))
 
     # -- on the thread ------------------------------------------------------------------------------------------------

@@ -7,13 +7,13 @@ import contextlib
 import fcntl
 import os
 import re
-import threading
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
+from holdfast.concurrency import THREADS
 from holdfast.fanout.errors import CorruptCheckpoint, FanoutError
 from holdfast.fanout.responses import ModelResponse, ResponseSnapshot
 from holdfast.ids import make_id
@@ -110,8 +110,8 @@ class IncrementalSaver:
             self._encoded = {each.model_id: _encode_snapshot(each) for each in existing.responses}
         self._recorded = self._written = 0
         #: Guards the two fields above. Never held during a write.
-        self._lock = threading.Lock()
-        self._write_lock = threading.Lock()
+        self._lock = THREADS.get().make_lock()
+        self._write_lock = THREADS.get().make_lock()
 
     def update(self, model_id: str, snapshot: ResponseSnapshot) -> None:
         """Record a finished step of a model: its latest snapshot.

@@ -1,6 +1,5 @@
 """The files of a workspace as one model sees them: its proposed writes over the files on disk, and its file tools."""
 
-import threading
 import zlib
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatch
@@ -8,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.concurrency import THREADS
 from holdfast.core.agents.calls import Effect
 from holdfast.core.agents.tool import Tool, tool
 from holdfast.core.agents.tool_context import current_call
@@ -38,7 +38,7 @@ class Overlay:
         self._workspace = workspace
         self._writes: dict[str, WriteSnapshot] = {write.path: write for write in writes}
         self._change_count = 0
-        self._lock = threading.RLock()
+        self._lock = THREADS.get().make_lock()
 
     @property
     def writes(self) -> tuple[WriteSnapshot, ...]:
@@ -126,8 +126,7 @@ class Overlay:
         return found
 
     def _read_text(self, key: str) -> str | None:
-        with self._lock:
-            write = self._writes.get(key)
+        write = self._writes.get(key)
         if write is not None:
             return None if write.delete else write.content
         return self._workspace.read(key)

@@ -17,7 +17,7 @@ from holdfast import Agent, Retry, tool
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core import Tool
 from holdfast.core.agents.tool_context import current_call
-from holdfast.core.agents.tool_threads import MAX_TOOL_THREADS, ToolThread
+from holdfast.core.agents.tool_threads import MAX_TOOL_THREADS, THREAD_NAME
 from holdfast.core.errors import Shutdown
 from holdfast.core.execution.executor import Executor
 from holdfast.core.execution.shutdown import BLOCKED_TOOL_TIMEOUT
@@ -64,7 +64,7 @@ async def test_no_more_threads_than_the_limit_work_when_calls_are_retried() -> N
         await _until(lambda: clock.waiting == count)
         await clock.advance(SECOND)
         await _until(lambda: attempts.working >= MAX_TOOL_THREADS)
-        threads = [each for each in threading.enumerate() if isinstance(each, ToolThread)]
+        threads = [each for each in threading.enumerate() if each.name == THREAD_NAME]
         attempts.go_on.set()
         assert get_results((await run).messages) == [("fetched", False)] * count
     assert (len(threads), attempts.made) == (MAX_TOOL_THREADS, 2 * count)

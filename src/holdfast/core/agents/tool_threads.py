@@ -9,13 +9,12 @@ import contextlib
 import contextvars
 import functools
 import os
-import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future
 from types import TracebackType
 from typing import Any, ParamSpec, Protocol, Self, TypeVar
 
-from holdfast.concurrency import end_forked_child
+from holdfast.concurrency import THREADS, end_forked_child
 from holdfast.core.agents.tool_context import _CURRENT_CALL, ToolContext
 from holdfast.core.errors import ProcessExit
 
@@ -25,6 +24,11 @@ T = TypeVar("T")
 #: Sync tools that one executor runs at once.
 MAX_TOOL_THREADS = 32
 
+THREAD_NAME = "holdfast tool"
+
+#: Calls of this process whose function has not returned.
+_UNRETURNED: set[Future[Any]] = set()
+
 
 class Stoppable(Protocol):
     """The run of a call. A `RunExecution` is one."""
@@ -33,18 +37,12 @@ class Stoppable(Protocol):
     def is_stopping(self) -> bool: ...
 
 
-class ToolThread(threading.Thread):
-    """The thread of one call. A daemon, so that the interpreter does not wait for it when the process exits."""
+class ToolThread:
+    """What the thread of one call does."""
 
     def __init__(self, slot: "ThreadSlot", work: Callable[[], Any], future: "Future[Any]") -> None:
-        super().__init__(name="holdfast tool", daemon=True)
         self._slot, self._work, self._future = slot, work, future
         self._pid = os.getpid()
-
-    @property
-    def has_returned(self) -> bool:
-        """Whether the tool has returned. The thread ends after that, and the event loop may be faster."""
-        return self._future.done()
 
     def run(self) -> None:
         try:
@@ -124,7 +122,9 @@ class ThreadSlot(Executor):
         """Start a thread at once. If the run is stopping when the thread begins, the future is cancelled."""
         future: Future[T] = Future()
         thread = ToolThread(self, functools.partial(fn, *args, **kwargs), future)
-        thread.start()
+        THREADS.get().start(thread.run, name=THREAD_NAME)
+        _UNRETURNED.add(future)
+        future.add_done_callback(_UNRETURNED.discard)
         self._thread_count += 1
         self._is_needed = False
         if self._threads is not None:
@@ -200,4 +200,4 @@ async def release_slot_during(pause: Awaitable[None]) -> None:
 
 def has_running_threads() -> bool:
     """Whether a sync tool has not returned, in this process."""
-    return any(isinstance(thread, ToolThread) and not thread.has_returned for thread in threading.enumerate())
+    return bool(_UNRETURNED)

@@ -3,13 +3,12 @@
 import asyncio
 import functools
 import signal
-import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 from holdfast.clock import Clock, Timer
-from holdfast.concurrency import SHUTDOWN_STORE_TIMEOUT
+from holdfast.concurrency import SHUTDOWN_STORE_TIMEOUT, is_main_thread
 from holdfast.core.agents.tool_context import ToolContext
 from holdfast.core.agents.tool_threads import ToolThreads
 from holdfast.core.execution.attempt import RunExecution, log
@@ -50,7 +49,7 @@ def install_signal_handlers(shutdown: Callable[[], Coroutine[Any, Any, None]]) -
 
 def can_install_handlers() -> bool:
     """Whether this is the main thread and neither the host nor a web server handles the signals."""
-    if threading.current_thread() is not threading.main_thread():
+    if not is_main_thread():
         return False
     interrupt = signal.getsignal(signal.SIGINT)
     # The handler of asyncio.run() cancels the main task, which would cancel its run: it may be replaced.

@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-import threading
-import time
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
 from holdfast.checkpoint.claims import WorkerIdentity
+from holdfast.clock import SYSTEM_CLOCK
+from holdfast.concurrency import THREADS, Thread
 from holdfast.db.postgres_connection import PgConnection
 from holdfast.stores.postgres.database import Database, escape_text, unescape_text
 
@@ -24,7 +24,7 @@ _BEATS_PER_LEASE, _MAX_BEAT_INTERVALS = 5, 2
 #: Pause after a failed heartbeat, and how long a worker that leaves waits for one in progress.
 _RETRY_AFTER_S, _CLOSE_TIMEOUT_S = 1.0, 5.0
 #: Rows of workers without a heartbeat for seven days are deleted by the next store that opens.
-_STALE_AFTER_S = timedelta(days=7).total_seconds()
+_STALE_AFTER = timedelta(days=7)
 
 
 def register_params(workers: Sequence[WorkerIdentity], lease_timeout: timedelta) -> tuple[Any, ...]:
@@ -57,14 +57,15 @@ class Heartbeat:
         #: They are being deregistered, or that failed.
         self._leaving: set[str] = set()
         self._loop = asyncio.get_running_loop()
-        self._lock = threading.Lock()
+        self._threads = THREADS.get()
+        self._lock = self._threads.make_lock()
         #: Held while a heartbeat is in progress.
-        self._beat_lock = threading.Lock()
+        self._beat_lock = self._threads.make_lock()
         self._connection: PgConnection | None = None
         #: The time of the last heartbeat; a suspended host counts on.
-        self._sent_at = time.time()
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._sent_at = SYSTEM_CLOCK.now()
+        self._stop = self._threads.make_event()
+        self._thread: Thread | None = None
 
     @property
     def worker_ids(self) -> list[str]:
@@ -78,8 +79,7 @@ class Heartbeat:
 
     def _start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="holdfast-postgres-heartbeat", daemon=True)
-            self._thread.start()
+            self._thread = self._threads.start(self._run, name="holdfast-postgres-heartbeat")
 
     async def leave(self, worker_id: str) -> None:
         """Stop the heartbeat of this worker. Only one that hangs at the server may still arrive afterwards.
@@ -114,7 +114,7 @@ class Heartbeat:
         with asyncio.Runner() as runner:
             while not self._stop.wait(pause) or self._leaving:
                 if self._stop.is_set():
-                    time.sleep(_RETRY_AFTER_S)
+                    self._threads.sleep(_RETRY_AFTER_S)
                 try:
                     with self._beat_lock:
                         runner.run(self._send_heartbeat(_MAX_BEAT_INTERVALS * interval))
@@ -145,12 +145,12 @@ class Heartbeat:
             rows = await self._connection.execute(self._renew_sql, params, deadline=deadline)
             renewed = {unescape_text(worker_id) for (worker_id,) in rows}
             missing = [worker for worker in workers if worker.worker_id not in renewed]
-            if missing and time.time() - self._sent_at >= _STALE_AFTER_S:
+            if missing and SYSTEM_CLOCK.now() - self._sent_at >= _STALE_AFTER:
                 lost = register_params(missing, self._lease_timeout)
                 await self._connection.execute(self._register_sql, lost, deadline=deadline)
             else:
                 self._drop(missing)
-            self._sent_at = time.time()
+            self._sent_at = SYSTEM_CLOCK.now()
         except BaseException:
             self._connection.close()
             raise

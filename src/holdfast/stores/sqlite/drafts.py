@@ -1,8 +1,6 @@
 """Drafts: written on a thread of their own, by a connection that does not sync."""
 
-import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 
@@ -10,6 +8,7 @@ import apsw
 
 from holdfast.checkpoint.claims import Claim
 from holdfast.clock import Clock
+from holdfast.concurrency import JobThread
 from holdfast.db.sqlite_file import set_synchronous, transaction
 from holdfast.stores.sqlite.database import Database, statement
 from holdfast.stores.sqlite.transaction import Execute, to_micros
@@ -20,7 +19,7 @@ class DraftWriter:
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database, self._clock = database, clock
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread = JobThread("holdfast-sqlite-drafts")
         self._connection: apsw.Connection | None = None
         self._stopping = False
 
@@ -35,17 +34,12 @@ class DraftWriter:
         await self._write(partial(_request_drafts, run_id, to_micros(now), to_micros(now + keep_for)))
 
     async def stop(self) -> None:
-        """Finish the write under way and close the connection."""
+        """Finish the write in progress and close the connection."""
         self._stopping = True
-        if self._thread is not None:
-            thread, self._thread = self._thread, None
-            await asyncio.get_running_loop().run_in_executor(thread, self._disconnect)
-            thread.shutdown(wait=False)
+        await self._thread.close(self._disconnect)
 
     async def _write(self, work: Callable[[Execute], None]) -> None:
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-sqlite-drafts")
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._commit, work)
+        await self._thread.submit(partial(self._commit, work))
 
     # -- in its thread ------------------------------------------------------------------------------------------------
 

@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -14,6 +12,7 @@ import apsw
 from holdfast.checkpoint.claims import WorkerIdentity
 from holdfast.checkpoint.errors import StoreError
 from holdfast.clock import Clock
+from holdfast.concurrency import THREADS, Thread
 from holdfast.db.sqlite_file import set_synchronous, transaction
 from holdfast.stores.sqlite.database import Database, statement
 from holdfast.stores.sqlite.liveness import Liveness
@@ -117,13 +116,14 @@ class Heartbeat:
         self._interval_s = lease_timeout.total_seconds() / _BEATS_PER_LEASE
         self._on_change = on_change
         self._can_write = can_write
-        self._condition = threading.Condition()
+        self._threads = THREADS.get()
+        self._condition = self._threads.make_condition()
         self._workers: dict[str, WorkerIdentity] = {}
         #: They are being deregistered, or that failed.
         self._leaving: set[str] = set()
         self._waiters = 0
         self._stopping = False
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
         self._next_beat = 0.0
         #: `PRAGMA data_version` of the last poll: it changes with commits of other connections.
         self._data_version: int | None = None
@@ -132,7 +132,7 @@ class Heartbeat:
         """Start the heartbeat of a worker that was just registered."""
         with self._condition:
             self._workers[worker.worker_id] = worker
-            self._next_beat = time.monotonic() + self._interval_s
+            self._next_beat = self._threads.monotonic() + self._interval_s
             self._start()
 
     def leave(self, worker_id: str) -> None:
@@ -140,7 +140,7 @@ class Heartbeat:
         with self._condition:
             self._workers.pop(worker_id, None)
             self._leaving.add(worker_id)
-            self._next_beat = time.monotonic() + _LEAVE_RETRY_S
+            self._next_beat = self._threads.monotonic() + _LEAVE_RETRY_S
             self._start()
             self._condition.notify()
 
@@ -173,8 +173,7 @@ class Heartbeat:
 
     def _start(self) -> None:
         if self._thread is None and not self._stopping:
-            self._thread = threading.Thread(target=self._run, name="holdfast-sqlite-heartbeat", daemon=True)
-            self._thread.start()
+            self._thread = self._threads.start(self._run, name="holdfast-sqlite-heartbeat")
 
     # -- in its thread ------------------------------------------------------------------------------------------------
 
@@ -185,7 +184,7 @@ class Heartbeat:
             except StoreError:
                 _log.warning("could not write heartbeats, trying again", exc_info=True)
                 if self._stopping:
-                    time.sleep(_LEAVE_RETRY_S)
+                    self._threads.sleep(_LEAVE_RETRY_S)
                 with self._condition:
                     self._condition.wait_for(self._is_stopping, timeout=self._interval_s / 2)
 
@@ -196,7 +195,7 @@ class Heartbeat:
                 # A power cut may take heartbeats back.
                 set_synchronous(connection, False)
                 while not self._stopping:
-                    if (self._workers or self._leaving) and time.monotonic() >= self._next_beat:
+                    if (self._workers or self._leaving) and self._threads.monotonic() >= self._next_beat:
                         self._write_heartbeats(connection)
                     if self._waiters:
                         self._poll_changes(connection)
@@ -210,7 +209,7 @@ class Heartbeat:
         with self._condition:
             idle = self._waiters == 0
             has_beats = self._workers or self._leaving
-            wait = max(0.0, self._next_beat - time.monotonic()) if has_beats else None
+            wait = max(0.0, self._next_beat - self._threads.monotonic()) if has_beats else None
             if not idle:
                 wait = _POLL_INTERVAL_S if wait is None else min(wait, _POLL_INTERVAL_S)
             self._condition.wait_for(self._is_stopping_or_polled if idle else self._is_stopping, timeout=wait)
@@ -225,7 +224,7 @@ class Heartbeat:
         return not self._stopping
 
     def _write_heartbeats(self, connection: apsw.Connection) -> None:
-        self._next_beat = time.monotonic() + self._interval_s
+        self._next_beat = self._threads.monotonic() + self._interval_s
         with transaction(connection):
             # Read within the transaction, so that a concurrent deregister is ordered after this heartbeat.
             with self._condition:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import threading
 from bisect import bisect_right
 from collections.abc import Callable
 from datetime import datetime
@@ -19,6 +18,7 @@ from holdfast.checkpoint.fleet import Fleet, merge_rows
 from holdfast.checkpoint.journal import Entry, unpack_segments
 from holdfast.checkpoint.record import Pending, RunFilter, RunPage, RunStatus, StoredRun
 from holdfast.checkpoint.store import StoreHealth
+from holdfast.concurrency import THREADS
 from holdfast.stores.sqlite.claiming import list_usage
 from holdfast.stores.sqlite.database import Database, load_migrations, statement
 from holdfast.stores.sqlite.drafts import read_draft
@@ -58,16 +58,17 @@ class ReaderThreads:
     def __init__(self, database: Database, loop: asyncio.AbstractEventLoop) -> None:
         self._database = database
         self._loop = loop
+        threads = THREADS.get()
         #: `None` stops the first thread.
-        self._queue: SimpleQueue[ReadRequest | None] = SimpleQueue()
+        self._queue: SimpleQueue[ReadRequest | None] = threads.make_queue()
         #: Wakes the second thread: True to help, False to stop.
-        self._help_requests: SimpleQueue[bool] = SimpleQueue()
+        self._help_requests: SimpleQueue[bool] = threads.make_queue()
         self._open = True
         self._pending = self._completed = 0
         self._stall_timer: asyncio.TimerHandle | None = None
         self._stopped = [loop.create_future() for _ in range(2)]
         for work, stopped in zip((self._serve, self._help), self._stopped, strict=True):
-            threading.Thread(target=work, args=(stopped,), name="holdfast-sqlite-reader", daemon=True).start()
+            threads.start(partial(work, stopped), name="holdfast-sqlite-reader")
 
     def submit(self, work: Callable[[Execute], T]) -> asyncio.Future[T]:
         """Call `work` in a read transaction. It must fetch all rows of each statement."""

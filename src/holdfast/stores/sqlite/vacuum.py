@@ -1,12 +1,12 @@
 """Keeps the file small: deletes removed journals, returns free pages, checkpoints the WAL. In short slices."""
 
 import logging
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
 import apsw
 
+from holdfast.concurrency import Threads
 from holdfast.db.sqlite_file import set_synchronous
 from holdfast.stores.sqlite.database import Database, statement
 from holdfast.stores.sqlite.transaction import Execute
@@ -41,8 +41,8 @@ _CLOSE_TIMEOUT_S = 1.0
 class Vacuum:
     """Works on the writer's connection, in its thread, between its transactions. Its commits need no fsync."""
 
-    def __init__(self, connection: apsw.Connection, database: Database) -> None:
-        self._connection = connection
+    def __init__(self, connection: apsw.Connection, database: Database, threads: Threads) -> None:
+        self._connection, self._threads = connection, threads
         self._execute: Execute = connection.execute
         self._syncs_commits = database.syncs_each_commit
         self._page_size: int = connection.pragma("page_size")
@@ -67,7 +67,7 @@ class Vacuum:
         if self._pages_written >= self._checkpoint_at:
             return 0.0
         if self._has_garbage:
-            return max(0.0, self._rest_until - time.monotonic())
+            return max(0.0, self._rest_until - self._threads.monotonic())
         return _IDLE_AFTER_S if self._may_shrink else None
 
     def on_commit(self) -> None:
@@ -86,11 +86,11 @@ class Vacuum:
         try:
             if self._pages_written >= self._checkpoint_at:
                 self._checkpoint_wal()
-            elif self._has_garbage and time.monotonic() >= self._rest_until:
+            elif self._has_garbage and self._threads.monotonic() >= self._rest_until:
                 self._sweep(max(budget, _MIN_SLICE_S), idle)
             elif idle and self._may_shrink and not self._has_garbage:
                 with self._without_sync():
-                    self._shrink(time.perf_counter() + max(budget, _MIN_SLICE_S))
+                    self._shrink(self._threads.monotonic() + max(budget, _MIN_SLICE_S))
         except apsw.BusyError:
             self._failed = True
         except apsw.Error:
@@ -99,9 +99,9 @@ class Vacuum:
 
     def finish(self) -> None:
         """Do what is due before the connection is closed, within a time limit."""
-        end = time.monotonic() + _CLOSE_TIMEOUT_S
+        end = self._threads.monotonic() + _CLOSE_TIMEOUT_S
         self._failed = False
-        while self.idle_timeout() is not None and time.monotonic() < end:
+        while self.idle_timeout() is not None and self._threads.monotonic() < end:
             self._rest_until = 0.0
             self.run_slice(_MIN_SLICE_S, idle=True)
         try:
@@ -133,7 +133,7 @@ class Vacuum:
     def _sweep(self, budget: float, idle: bool) -> None:
         """Delete unreachable segments, newest first. The same transaction records where it stopped."""
         # Processor time of this thread: waits for the GIL say nothing about the size of the slice.
-        began = time.thread_time()
+        began = self._threads.processor_time()
         self._execute(
             statement("gc_mark"), (_MAX_SWEEP_JOURNALS, self._sweep_bytes // _MIN_SEGMENT_BYTES, self._sweep_bytes)
         )
@@ -145,7 +145,7 @@ class Vacuum:
         except apsw.Error:
             self._execute(statement("gc_unmark"))
             raise
-        now, took = time.monotonic(), time.thread_time() - began
+        now, took = self._threads.monotonic(), self._threads.processor_time() - began
         pace = 0.5 if took > budget else 2.0 if took < budget / 2 else 1.0
         self._sweep_bytes = int(min(max(self._sweep_bytes * pace, _MIN_SWEEP_BYTES), _MAX_SWEEP_BYTES))
         self._rest_until = 0.0 if self._garbage_journals > _MAX_SWEEP_JOURNALS else now + _REST_S
@@ -159,7 +159,7 @@ class Vacuum:
         while pragma("freelist_count") > max(
             self._to_pages(_KEEP_FREE_BYTES), pragma("page_count") // _KEEP_FREE_DIVISOR
         ):
-            if time.perf_counter() >= end:
+            if self._threads.monotonic() >= end:
                 return
             self._connection.execute(f"PRAGMA incremental_vacuum({self._to_pages(_VACUUM_BYTES)})").fetchall()
             self._shrunk = True

@@ -3,9 +3,8 @@
 import asyncio
 import contextlib
 import logging
-import threading
-import time
 from collections.abc import Callable
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar, TypeVarTuple
 
@@ -13,6 +12,7 @@ import apsw
 
 from holdfast.checkpoint.errors import CheckpointError, StoreClosed, StoreError
 from holdfast.clock import Clock
+from holdfast.concurrency import THREADS
 from holdfast.db.sqlite_file import roll_back
 from holdfast.stores.sqlite.database import Database
 from holdfast.stores.sqlite.runs import MAX_BULK_APPENDS, append, append_bulk
@@ -86,12 +86,13 @@ class Writer:
         self._database = database
         self._clock = clock
         self._on_change = on_change
+        self._threads = THREADS.get()
         #: Writes of this turn of the event loop.
         self._batch: list[WriteRequest] = []
         #: `None` stops the thread.
-        self._queue: SimpleQueue[list[WriteRequest] | None] = SimpleQueue()
+        self._queue: SimpleQueue[list[WriteRequest] | None] = self._threads.make_queue()
         #: Held while the connection is used.
-        self._connection_lock = threading.Lock()
+        self._connection_lock = self._threads.make_lock()
         #: Whether the committing thread may wait for another process's lock.
         self._may_wait = False
         #: Whether the thread waits for writes without a timeout.
@@ -114,8 +115,7 @@ class Writer:
         self._open = True
         started: asyncio.Future[int] = loop.create_future()
         self._stopped: asyncio.Future[None] = loop.create_future()
-        self._thread = threading.Thread(target=self._run, args=(started,), name="holdfast-sqlite-writer", daemon=True)
-        self._thread.start()
+        self._thread = self._threads.start(partial(self._run, started), name="holdfast-sqlite-writer")
         return started
 
     def submit(self, run_id: str | None, work: Callable[[*Ts, Transaction], T], *arguments: *Ts) -> asyncio.Future[T]:
@@ -161,13 +161,13 @@ class Writer:
         self._queue.put(requests)
         if len(requests) >= _RESOLVE_BATCH // 2:
             # Else the thread gets the GIL after 5 ms, or when all other runs have made their steps.
-            time.sleep(_GIL_YIELD_S)
+            self._threads.sleep(_GIL_YIELD_S)
 
     def _commit_inline(self, request: WriteRequest) -> bool:
         """Commit the only request without the thread, if that is fast. Return False if the thread has to commit it."""
         is_fast = (
             self._last_commit_s < _INLINE_MAX_COMMIT_S
-            and time.perf_counter() - self._last_commit_at < _INLINE_MAX_GAP_S
+            and self._threads.monotonic() - self._last_commit_at < _INLINE_MAX_GAP_S
         )
         if not is_fast or request.run_id is None or request.run_id != self._last_run_id:
             return False
@@ -242,7 +242,7 @@ class Writer:
         self._connection = self._database.connect_writer(self._may_wait_for_lock)
         try:
             with self._database.mapped_errors(self._connection):
-                self._vacuum = Vacuum(self._connection, self._database)
+                self._vacuum = Vacuum(self._connection, self._database, self._threads)
                 return Transaction(self._connection, self._clock.now()).read_change_number()
         except BaseException:
             self._connection.close()
@@ -326,14 +326,14 @@ class Writer:
         Raises:
             apsw.Error: the transaction could not be started. Nothing was written.
         """
-        began = time.perf_counter()
+        began = self._threads.monotonic()
         if not self._commit_appends(requests):
             self._connection.execute("BEGIN IMMEDIATE")
             if not self._commit_transaction(requests) and len(requests) > 1:
                 self._commit_separately(requests)
         self._vacuum.on_commit()
         self._last_run_id = requests[-1].run_id
-        self._last_commit_at = time.perf_counter()
+        self._last_commit_at = self._threads.monotonic()
         self._last_commit_s = self._last_commit_at - began
 
     def _commit_appends(self, requests: list[WriteRequest]) -> bool:

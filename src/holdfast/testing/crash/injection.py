@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
@@ -16,6 +15,7 @@ from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, Mail, NewRun, Receipt, Release, RunStatus
 from holdfast.checkpoint.store import RunStore
+from holdfast.concurrency import THREADS
 from holdfast.stores.wrapper import StoreWrapper
 from holdfast.testing.crash.recording import (
     CrashEvent,
@@ -40,7 +40,7 @@ class CrashInjector:
         self._event_log, self._at, self._nth = event_log, frozenset(at), nth
         self._mark_counts: Counter[str] = Counter()
         self._points = 0
-        self._lock = threading.Lock()
+        self._lock = THREADS.get().make_lock()
 
     def reach(self, *marks: str, fallback_mark: str | None = None) -> None:
         """Pass a crash point. Its first mark is its name.

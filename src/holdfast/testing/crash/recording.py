@@ -1,7 +1,6 @@
 """The event log of a crash test: a file beside the store, written by the tested processes and read by the checks."""
 
 import os
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from holdfast.checkpoint.codec import decode, decode_run
 from holdfast.checkpoint.journal import Entry
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import StoredRun
+from holdfast.concurrency import THREADS
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.loop import Loop
 from holdfast.core.run.info import AgentDetails
@@ -209,7 +209,7 @@ class EventLog:
     def __init__(self, path: Path, attempt: int) -> None:
         self._attempt = attempt
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        self._lock = threading.Lock()
+        self._lock = THREADS.get().make_lock()
 
     def write(self, event: AnyEvent) -> None:
         """Write one line. Once this returns, the event is in the page cache and survives `kill -9`."""

@@ -1,13 +1,13 @@
 """The database of a saver, its group commit, and the event loop that uses it."""
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Self, TypeVar
 
 from holdfast.adapters.langgraph.saver.row_batch import PutRequest, RowBatch, StreamsTaken
 from holdfast.adapters.langgraph.saver.saver_schema import make_schema
 from holdfast.adapters.langgraph.saver.values import ChannelKey, ListCache, ListIndex
+from holdfast.concurrency import THREADS, Thread
 from holdfast.db.tables import Cursor, Schema, Tables, TablesError, TablesUnavailable
 from holdfast.db.urls import POSTGRES_SCHEMES, tables_from_url
 
@@ -101,7 +101,7 @@ class SaverDatabase:
         self._cache = ListCache()
         self._writer = GroupWriter(self._tables, self._cache)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -126,8 +126,7 @@ class SaverDatabase:
         """Create or migrate the tables. An event loop on a thread of its own uses them until `close_thread`."""
         self._refuse_open()
         loop = asyncio.new_event_loop()
-        thread = threading.Thread(target=loop.run_forever, name="holdfast-langgraph", daemon=True)
-        thread.start()
+        thread = THREADS.get().start(loop.run_forever, name="holdfast-langgraph")
         try:
             asyncio.run_coroutine_threadsafe(self._tables.open(self._schema), loop).result()
         except BaseException:
@@ -205,7 +204,7 @@ def _get_running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-def _stop_loop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+def _stop_loop(loop: asyncio.AbstractEventLoop, thread: Thread) -> None:
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
