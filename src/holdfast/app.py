@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, Unpack, get_args
 from holdfast.checkpoint.checkpoint_store import CheckpointStore
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.store import RunStore
-from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.clock import CLOCK, Clock
 from holdfast.concurrency import close_with_timeout, end_forked_child, run_in_background
 from holdfast.config import CheckpointSettings, WorkerSettings
 from holdfast.core.agents.agent import AgentRepository, AgentSource
@@ -84,7 +84,7 @@ class App:
         tools: Iterable[ToolProvider] = (),
         schedule: "Schedule | None" = None,
         telemetry: Telemetry | None = None,
-        clock: Clock = SYSTEM_CLOCK,
+        clock: Clock | None = None,
     ) -> None:
         """Join the parts.
 
@@ -106,6 +106,7 @@ class App:
         """
         if isinstance(worker, bool):
             worker = WorkerSettings(take_runs=worker)
+        clock = CLOCK.get() if clock is None else clock
         given, providers = check_sequence("agents", agents), check_sequence("tools", tools)
         #: The agents, by name.
         self.agents: Final = AgentRegistry(given)

@@ -1,8 +1,9 @@
-"""The clock, which a test may replace."""
+"""The clock, which a test or a simulator may replace. The only module that reads the time."""
 
 import asyncio
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from typing import Protocol, runtime_checkable
 
@@ -53,3 +54,6 @@ class SystemClock:
 
 
 SYSTEM_CLOCK = SystemClock()
+
+#: The clock of whatever is given no other. A simulator sets its own in the context of each simulated process.
+CLOCK: ContextVar[Clock] = ContextVar("holdfast_clock", default=SYSTEM_CLOCK)

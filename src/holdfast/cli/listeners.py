@@ -2,7 +2,6 @@
 
 import logging
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from holdfast.cli.output import Stderr, format_error, ignore_broken_pipe, one_line, print_json_line, sanitize
+from holdfast.clock import SYSTEM_CLOCK
 from holdfast.core.errors import ModelUnavailable, RunInterrupted, RunParked
 from holdfast.core.log import RETRY_LOG
 from holdfast.core.run.info import RunInfo
@@ -141,7 +141,7 @@ class ProgressDisplay(LiveListener):
 
     def _track_active(self, info: RunInfo, event: Event) -> timedelta:
         """Update the active calls. Return the duration of a call that has finished."""
-        now = time.monotonic()
+        now = SYSTEM_CLOCK.monotonic()
         request = (info.run_id, "")
         match event:
             case StepStarted():
@@ -166,7 +166,7 @@ class ProgressDisplay(LiveListener):
         from rich.spinner import Spinner
         from rich.text import Text
 
-        now = time.monotonic()
+        now = SYSTEM_CLOCK.monotonic()
         width = self._output.width - 4
         lines = []
         for (run_id, _), (name, started) in list(self._active.items())[:_MAX_ACTIVE_LINES]:
@@ -295,7 +295,7 @@ class LivePanels(LiveListener):
         return self._panels.get(self._cells.get(info.agent_name, ""))
 
     def _set_activity(self, info: RunInfo, panel: _Panel, activity: str, *, text: str | None = None) -> None:
-        panel.activity, panel.since, panel.style = activity, time.monotonic(), "cyan"
+        panel.activity, panel.since, panel.style = activity, SYSTEM_CLOCK.monotonic(), "cyan"
         if text is not None:
             panel.text = text
         self._print_plain(info, f"{activity}{f': {text}' if text else ''}")
@@ -315,7 +315,7 @@ class LivePanels(LiveListener):
         from rich.panel import Panel
         from rich.text import Text
 
-        now = time.monotonic()
+        now = SYSTEM_CLOCK.monotonic()
         width = max(30, self._output.width // min(3, max(1, len(self._panels))) - 1)
         text_length = (width - 4) * (_PANEL_LINES - 1)
         panels = []

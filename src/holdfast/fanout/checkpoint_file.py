@@ -8,11 +8,12 @@ import fcntl
 import os
 import re
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
 
+from holdfast.clock import CLOCK
 from holdfast.concurrency import THREADS
 from holdfast.fanout.errors import CorruptCheckpoint, FanoutError
 from holdfast.fanout.responses import ModelResponse, ResponseSnapshot
@@ -45,7 +46,7 @@ def build(
     ]
     if not any(snapshot.interrupted for snapshot in snapshots):
         return None
-    return Checkpoint(prompt, datetime.now(UTC), tuple(adapter_ids), tuple(snapshots), verbose)
+    return Checkpoint(prompt, CLOCK.get().now(), tuple(adapter_ids), tuple(snapshots), verbose)
 
 
 def save(path: Path | str, checkpoint: Checkpoint) -> None:
@@ -101,7 +102,7 @@ class IncrementalSaver:
         """
         self._path = Path(path).absolute()
         self._adapter_ids = tuple(adapter_ids)
-        self._prompt, self._verbose, self._timestamp = prompt, verbose, datetime.now(UTC)
+        self._prompt, self._verbose, self._timestamp = prompt, verbose, CLOCK.get().now()
         #: By model id.
         self._encoded: dict[str, msgspec.Raw] = {}
         existing = load(self._path)

@@ -27,7 +27,7 @@ from holdfast.checkpoint.record import (
     RunStatus,
     StoredRun,
 )
-from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.clock import Clock
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.memory_run import MemoryRun
 
@@ -43,7 +43,7 @@ class HostStore(MemoryStore):
 
     durable = True
 
-    def __init__(self, table: CheckpointStore, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, table: CheckpointStore, *, clock: Clock | None = None) -> None:
         super().__init__(clock=clock)
         self._table = table
         self._is_loaded = False

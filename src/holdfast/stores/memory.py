@@ -36,7 +36,7 @@ from holdfast.checkpoint.record import (
     StoredRun,
 )
 from holdfast.checkpoint.store import NO_TRANSACTIONS
-from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.clock import CLOCK, Clock
 from holdfast.config import LimitKind
 from holdfast.core.errors import DefinitionError
 from holdfast.db.tables import Tables
@@ -57,8 +57,8 @@ class MemoryStore:
 
     durable = False
 
-    def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._clock = clock
+    def __init__(self, *, clock: Clock | None = None) -> None:
+        self._clock = clock or CLOCK.get()
         self._is_open = False
         self._tables: Tables | None = None
         self._token = 0

@@ -4,13 +4,14 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from holdfast.clock import CLOCK
 from holdfast.core.run.run_events import Event
 from holdfast.root_error import HoldfastError
 
@@ -116,7 +117,7 @@ class EventStreamResponse(Response):
     def _seconds_left(self) -> float | None:
         if self._expires_at is None:
             return None
-        return max(0.0, (self._expires_at - datetime.now(UTC)).total_seconds())
+        return max(0.0, (self._expires_at - CLOCK.get().now()).total_seconds())
 
     async def _send_frames(self, send: Send) -> None:
         async with aclosing(self._frames) as frames:

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 import msgspec
 from starlette.requests import Request
 
-from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.clock import CLOCK, Clock
 from holdfast.core.errors import DefinitionError
 from holdfast.core.run.info import check_run_id
 from holdfast.core.validation import check_duration
@@ -35,7 +35,7 @@ class _Grant(msgspec.Struct, frozen=True, kw_only=True):
 class BrowserTokens:
     """Issues and verifies tokens that give a browser access to one run or conversation until they expire."""
 
-    def __init__(self, secret: str | bytes, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, secret: str | bytes, *, clock: Clock | None = None) -> None:
         """Sign with `secret`, which all processes that issue and verify tokens share.
 
         Raises:
@@ -44,7 +44,7 @@ class BrowserTokens:
         key = secret.encode() if isinstance(secret, str) else secret
         if not isinstance(key, bytes) or len(key) < _MIN_SECRET_BYTES:
             raise DefinitionError(f"the secret of browser tokens is too short: give {_MIN_SECRET_BYTES} bytes or more")
-        self._key, self._clock = key, clock
+        self._key, self._clock = key, clock or CLOCK.get()
 
     def issue(
         self,

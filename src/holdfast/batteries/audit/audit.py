@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from holdfast.batteries.audit.audit_rows import AuditKind, AuditQuery, AuditRow, AuditTable, replace_unstorable
-from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.clock import CLOCK, Clock
 from holdfast.core.agents.tool_context import ToolContext
 from holdfast.core.errors import format_error
 from holdfast.core.ports import Recorder
@@ -47,7 +47,7 @@ class Audit:
         redact: Redact | None = None,
         capacity: int = 100_000,
         flush_interval: timedelta = timedelta(milliseconds=200),
-        clock: Clock = SYSTEM_CLOCK,
+        clock: Clock | None = None,
     ) -> None:
         """Create an audit.
 
@@ -65,7 +65,7 @@ class Audit:
         self.tables = tables
         self._rows = AuditTable(tables)
         self._redact = redact or Redactor()
-        self._flush_interval, self._clock = flush_interval, clock
+        self._flush_interval, self._clock = flush_interval, clock or CLOCK.get()
         self._pending: deque[AuditRow] = deque()
         self._capacity = capacity
         self._dropped = 0

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from holdfast.batteries.budget.ledger import NO_SPEND, UNITS, Ledger, Reservation, Spend
-from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.clock import CLOCK, Clock
 from holdfast.core.errors import RunInterrupted, RunParked
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.state import RunState
@@ -135,7 +135,7 @@ class Budget:
     runs is never exceeded.
     """
 
-    def __init__(self, *limits: Limit, tables: Tables | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, *limits: Limit, tables: Tables | None = None, clock: Clock | None = None) -> None:
         """Create a budget.
 
         Args:
@@ -148,7 +148,7 @@ class Budget:
         if not limits:
             raise BudgetError("a budget needs at least one Limit")
         self.tables = tables
-        self._limits, self._clock = limits, clock
+        self._limits, self._clock = limits, clock or CLOCK.get()
         self._ledger = Ledger(tables)
         #: When it next deletes spending that no longer counts.
         self._purge_at: datetime | None = None

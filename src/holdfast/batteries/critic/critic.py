@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from holdfast.batteries.critic.watchdog import CriticError, Escalator, ExtendOnce, IdleWatch, TimerQueue, WatchTimeouts
-from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.clock import CLOCK, Clock
 from holdfast.core.ports import AttemptControl, Watch
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.state import RunState
@@ -20,7 +20,7 @@ class Critic:
         backstop: float = 3.0,
         ceiling: timedelta | None = None,
         escalator_timeout: timedelta = timedelta(seconds=30),
-        clock: Clock = SYSTEM_CLOCK,
+        clock: Clock | None = None,
     ) -> None:
         """Create a critic.
 
@@ -46,8 +46,8 @@ class Critic:
                 raise CriticError(f"{name} is {value}: give a positive duration")
         self._escalators: Sequence[Escalator] = escalators or (ExtendOnce(),)
         self._soft_timeout, self._backstop, self._ceiling = soft_timeout, backstop, ceiling
-        self._escalator_timeout, self._clock = escalator_timeout, clock
-        self._timers = TimerQueue(clock)
+        self._escalator_timeout, self._clock = escalator_timeout, clock or CLOCK.get()
+        self._timers = TimerQueue(self._clock)
 
     def begin(
         self, info: RunInfo, state: RunState, control: AttemptControl, max_runtime: timedelta | None

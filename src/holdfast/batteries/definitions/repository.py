@@ -16,7 +16,7 @@ from holdfast.batteries.definitions.versions import (
     Version,
     VersionTable,
 )
-from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.clock import CLOCK, Clock
 from holdfast.core.agents.agent import Agent, ModelTiers
 from holdfast.core.agents.tool import Tool
 from holdfast.core.errors import DefinitionError
@@ -63,7 +63,7 @@ class DefinitionRepository(ABC, Generic[D]):
         tools: Iterable[Tool] = (),
         *,
         tables: Tables | None = None,
-        clock: Clock = SYSTEM_CLOCK,
+        clock: Clock | None = None,
     ) -> None:
         """Create a repository.
 
@@ -72,7 +72,7 @@ class DefinitionRepository(ABC, Generic[D]):
             tools: the tools that definitions may name.
             tables: keep the definitions. Default: in the store of the App, shared by all its processes.
         """
-        self.tables, self._clock = tables, clock
+        self.tables, self._clock = tables, clock or CLOCK.get()
         self._tiers, self._tools = tiers, {tool.name: tool for tool in tools}
         self._versions = VersionTable(self.kind, tables)
         #: The newest version of each definition that this process has saved or read.

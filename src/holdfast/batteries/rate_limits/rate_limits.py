@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from functools import partial
 
 from holdfast.batteries.rate_limits.windows import RateLimit, RateLimitsUnavailable, Window, WindowTable
-from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.clock import CLOCK, Clock
 from holdfast.core.ports import RatePermit
 from holdfast.core.run.info import RunInfo
 from holdfast.core.validation import check_type
@@ -65,7 +65,7 @@ class RateLimits:
         models: Mapping[str, RateLimit] | None = None,
         key: GetKey | None = None,
         tables: Tables | None = None,
-        clock: Clock = SYSTEM_CLOCK,
+        clock: Clock | None = None,
     ) -> None:
         """Create limits. Without any, only a `Retry-After` of the provider is respected.
 
@@ -83,7 +83,7 @@ class RateLimits:
         self._default = RateLimit(requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute)
         for name, limit in (models or {}).items():
             check_type(f"the limit of {name}", limit, RateLimit)
-        self._models, self._key, self._clock = dict(models or {}), key, clock
+        self._models, self._key, self._clock = dict(models or {}), key, clock or CLOCK.get()
         self.tables = tables
         self._windows = WindowTable(tables)
         #: Not written yet, in order.

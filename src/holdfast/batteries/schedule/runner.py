@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Generic, TypeVar
 
 from holdfast.batteries.schedule.jobs import ScheduleError
-from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.clock import CLOCK, Clock
 
 log: logging.Logger = logging.getLogger("holdfast.schedule")
 
@@ -36,7 +36,7 @@ class ScheduleRunner(Generic[J]):
         run: Callable[[J], Awaitable[object]] | None = None,
         mark: Callable[[J, datetime], Awaitable[object]] | None = None,
         next: Callable[[J, datetime], datetime] | None = None,
-        clock: Clock = SYSTEM_CLOCK,
+        clock: Clock | None = None,
     ) -> None:
         """Create a runner from the host's functions, all of which are required.
 
@@ -54,7 +54,7 @@ class ScheduleRunner(Generic[J]):
             raise ScheduleError(
                 f"a runner also needs {', '.join(name for name, value in given.items() if value is None)}"
             )
-        self._due, self._run, self._mark, self._next, self._clock = due, run, mark, next, clock
+        self._due, self._run, self._mark, self._next, self._clock = due, run, mark, next, clock or CLOCK.get()
 
     async def tick(self) -> Pass[J]:
         """Run all jobs that are due now, concurrently, and wait for them."""

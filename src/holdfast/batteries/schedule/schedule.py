@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.batteries.schedule.jobs import MISFIRE_GRACE_TIME, Job, JobTable, Missed, ScheduleError, cron_next
 from holdfast.batteries.schedule.runner import Pass, ScheduleRunner
-from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.clock import CLOCK, Clock
 from holdfast.db.tables import Tables
 from holdfast.ids import make_id
 
@@ -34,19 +34,19 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
 class Schedule:
     """Cron jobs of an App, in its store. Every process of a fleet may have the same schedule: each fire is one run."""
 
-    def __init__(self, *, tables: Tables | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, *, tables: Tables | None = None, clock: Clock | None = None) -> None:
         """Create a schedule. `App(agents, schedule=Schedule())` submits its runs.
 
         Args:
             tables: keep the jobs. Default: in the store of the App, shared by all its processes.
         """
-        self.tables, self._clock = tables, clock
+        self.tables, self._clock = tables, clock or CLOCK.get()
         self._jobs = JobTable(tables)
         self._submit: Submit | None = None
         #: `None`: all agents.
         self._agents: Container[str] | None = None
         self._runner: ScheduleRunner[Fire] = ScheduleRunner(
-            due=self._due, run=self._run, mark=self._mark, next=self._next, clock=clock
+            due=self._due, run=self._run, mark=self._mark, next=self._next, clock=self._clock
         )
 
     def bind(self, submit: Submit, agents: Container[str] | None = None) -> None:

@@ -10,7 +10,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from holdfast.batteries.telemetry.instruments import Instruments
 from holdfast.batteries.telemetry.spans import RunSpans, make_run_attributes, to_carrier
-from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.clock import CLOCK, Clock
 from holdfast.core.metrics import RunMetrics
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.state import RunState
@@ -30,7 +30,7 @@ class OpenTelemetry:
         tracer: trace.Tracer | None = None,
         meter: metrics.Meter | None = None,
         *,
-        clock: Clock = SYSTEM_CLOCK,
+        clock: Clock | None = None,
     ) -> None:
         """Make the port.
 
@@ -40,7 +40,7 @@ class OpenTelemetry:
         """
         self._tracer = tracer or trace.get_tracer("holdfast")
         self._instruments = Instruments(meter or metrics.get_meter("holdfast"))
-        self._clock = clock
+        self._clock = clock or CLOCK.get()
 
     def observe(self, metrics: RunMetrics) -> None:
         """Export these counters from now on."""

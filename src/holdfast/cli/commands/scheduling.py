@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +11,7 @@ import typer
 from holdfast.cli.opening import open_client
 from holdfast.cli.options import JsonOption, StoreOption
 from holdfast.cli.output import CommandError, Output, UsageError, print_diagnostic, print_json
+from holdfast.clock import SYSTEM_CLOCK
 from holdfast.core.run.info import RunInfo
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def add(
         raise UsageError(f"--missed is {missed!r}: use one of {', '.join(_MISSED_POLICIES)}")
     from holdfast.batteries.schedule import cron_next
 
-    cron_next(cron, timezone, datetime.now(UTC))  # reject an invalid expression before the store is created
+    cron_next(cron, timezone, SYSTEM_CLOCK.now())  # reject an invalid expression before the store is created
 
     async def work() -> datetime:
         async with _open_schedule(store, create=True) as schedule:

@@ -4,13 +4,13 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
-from functools import partial
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import msgspec
 
 from holdfast.cli.compare.criteria import Check
+from holdfast.clock import SYSTEM_CLOCK
 from holdfast.fanout.responses import ModelResponse, ResponseStatus
 from holdfast.runtime.operations.verdicts import Verdict
 
@@ -20,7 +20,7 @@ log = logging.getLogger("holdfast.cli.compare")
 class Preference(msgspec.Struct, frozen=True, kw_only=True):
     """The user's choice of one response over the others."""
 
-    at: datetime = msgspec.field(default_factory=partial(datetime.now, UTC))
+    at: datetime = msgspec.field(default_factory=SYSTEM_CLOCK.now)
     prompt: str
     winner: str
     losers: tuple[str, ...]

@@ -8,6 +8,7 @@ import msgspec
 
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.store import RunStore, get_record
+from holdfast.clock import CLOCK
 from holdfast.db.tables import Cursor, Schema
 
 #: The name of the verdict that says which result was picked.
@@ -43,7 +44,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 async def record_verdict(store: RunStore, run_id: str, name: str, value: str, *, by: str) -> None:
     """Record a decision about a run of the open store, durably. An empty value takes an earlier one back."""
-    at = (datetime.now(UTC) - _EPOCH) // timedelta(microseconds=1)
+    at = (CLOCK.get().now() - _EPOCH) // timedelta(microseconds=1)
 
     async def work(cursor: Cursor) -> None:
         # Later than every earlier one, although the clocks of two hosts differ.

@@ -8,12 +8,13 @@ import msgspec
 from markupsafe import Markup
 
 from holdfast.checkpoint.record import RunStatus
+from holdfast.clock import CLOCK
 from holdfast.core.run.waiting import WaitingCall
 from holdfast.runtime.reading.run_views import RunSummary
 
 
 def utc_now() -> datetime:
-    return datetime.now(UTC)
+    return CLOCK.get().now()
 
 
 def duration(length: timedelta) -> str:

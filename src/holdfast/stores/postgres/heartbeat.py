@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from holdfast.checkpoint.claims import WorkerIdentity
-from holdfast.clock import SYSTEM_CLOCK
+from holdfast.clock import CLOCK
 from holdfast.concurrency import THREADS, Thread
 from holdfast.db.postgres_connection import PgConnection
 from holdfast.stores.postgres.database import Database, escape_text, unescape_text
@@ -62,8 +62,9 @@ class Heartbeat:
         #: Held while a heartbeat is in progress.
         self._beat_lock = self._threads.make_lock()
         self._connection: PgConnection | None = None
+        self._clock = CLOCK.get()
         #: The time of the last heartbeat; a suspended host counts on.
-        self._sent_at = SYSTEM_CLOCK.now()
+        self._sent_at = self._clock.now()
         self._stop = self._threads.make_event()
         self._thread: Thread | None = None
 
@@ -145,12 +146,12 @@ class Heartbeat:
             rows = await self._connection.execute(self._renew_sql, params, deadline=deadline)
             renewed = {unescape_text(worker_id) for (worker_id,) in rows}
             missing = [worker for worker in workers if worker.worker_id not in renewed]
-            if missing and SYSTEM_CLOCK.now() - self._sent_at >= _STALE_AFTER:
+            if missing and self._clock.now() - self._sent_at >= _STALE_AFTER:
                 lost = register_params(missing, self._lease_timeout)
                 await self._connection.execute(self._register_sql, lost, deadline=deadline)
             else:
                 self._drop(missing)
-            self._sent_at = SYSTEM_CLOCK.now()
+            self._sent_at = self._clock.now()
         except BaseException:
             self._connection.close()
             raise

@@ -24,7 +24,7 @@ from holdfast.checkpoint.record import (
     StoredRun,
 )
 from holdfast.checkpoint.store import NO_TRANSACTIONS, Durability, StoreHealth
-from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.clock import CLOCK, Clock
 from holdfast.concurrency import run_in_background
 from holdfast.config import LimitKind
 from holdfast.core.errors import DefinitionError
@@ -58,7 +58,7 @@ class SqliteStore:
         durability: Durability = "full",
         lease_timeout: timedelta = timedelta(seconds=30),
         timeout: timedelta = timedelta(seconds=10),
-        clock: Clock = SYSTEM_CLOCK,
+        clock: Clock | None = None,
     ) -> None:
         """Nothing is read or written before `open`.
 
@@ -69,7 +69,7 @@ class SqliteStore:
                 On this host a dead process is detected at once.
             timeout: how long a write waits for a lock of another process before it fails with `StoreUnavailable`.
         """
-        self._clock = clock
+        clock = self._clock = clock or CLOCK.get()
         self._lease_timeout = lease_timeout
         self._database = Database(path, durability=durability, timeout=timeout)
         self._tables = SqliteTables(path, timeout=timeout)

@@ -1,6 +1,5 @@
 """A model of the contract in lists and dictionaries, for comparison with a store."""
 
-import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -18,6 +17,7 @@ from holdfast.checkpoint.errors import (
 )
 from holdfast.checkpoint.journal import Append, Entry
 from holdfast.checkpoint.record import TERMINAL_STATUSES, Mail, NewRun, Release, RunRecord, RunStatus
+from holdfast.clock import SYSTEM_CLOCK
 
 #: The year of a `wake_at` that has passed.
 PAST_YEAR = 2000
@@ -106,7 +106,7 @@ class Model:
             entries=list(run.entries),
             next_seq=len(run.entries),
             progress=run.progress,
-            ready_between=(began, time.monotonic()),
+            ready_between=(began, SYSTEM_CLOCK.monotonic()),
         )
         if worker_id is not None:
             self.assign(began, run.run_id, worker_id)
@@ -118,7 +118,7 @@ class Model:
         run.wake_on, run.wake_at = (), None
         run.strikes += 1
         wait = backoff(run.strikes).total_seconds()
-        run.ready_between = (began + wait, time.monotonic() + wait)
+        run.ready_between = (began + wait, SYSTEM_CLOCK.monotonic() + wait)
 
     def find_claimed(self, claim: Claim) -> ModelRun:
         run = self.runs.get(claim.run_id)
@@ -135,7 +135,7 @@ class Model:
         run.progress = write.progress
         if write.step_finished:
             run.strikes = 0
-            now = time.monotonic()
+            now = SYSTEM_CLOCK.monotonic()
             run.ready_between = (min(run.ready_between[0], now), min(run.ready_between[1], now))
 
     def release(self, began: float, claim: Claim, release: Release) -> None:
@@ -156,7 +156,7 @@ class Model:
             release.retention,
         )
         wait = release.delay.total_seconds()
-        run.ready_between = (began + wait, time.monotonic() + wait)
+        run.ready_between = (began + wait, SYSTEM_CLOCK.monotonic() + wait)
         if release.status in TERMINAL_STATUSES:
             run.cancel_requested = False
 
@@ -227,7 +227,7 @@ class Model:
         run.unread[mail.mail_id] = mail
         if run.status is RunStatus.WAITING and mail.topic in run.wake_on:
             run.status, run.reason, run.wake_on, run.wake_at = RunStatus.INTERRUPTED, "", (), None
-            run.ready_between = (began, time.monotonic())
+            run.ready_between = (began, SYSTEM_CLOCK.monotonic())
 
     def pending_mail(self, worker_id: str) -> list[str]:
         held = (RunStatus.RUNNING, worker_id)

@@ -3,12 +3,12 @@
 import asyncio
 import contextlib
 import random
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from holdfast.checkpoint.claims import ProcessIdentity, WorkerIdentity, this_process
 from holdfast.checkpoint.store import RunStore
+from holdfast.clock import SYSTEM_CLOCK
 from holdfast.ids import make_id
 from holdfast.testing.store_processes.store_process import ChildProcess, ProcessExited, StoreProcess
 
@@ -22,7 +22,7 @@ class Environment:
     def __init__(self, build: Callable[[], RunStore], seconds: float) -> None:
         self.build = build
         self.runner = asyncio.Runner()
-        self._stop_at = time.monotonic() + seconds
+        self._stop_at = SYSTEM_CLOCK.monotonic() + seconds
         self.reader = self.build()
         self.run(self.reader.open())
 
@@ -33,7 +33,7 @@ class Environment:
 
     def is_time_up(self) -> bool:
         """Return whether the time for sequences has passed."""
-        return time.monotonic() > self._stop_at
+        return SYSTEM_CLOCK.monotonic() > self._stop_at
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(work)
@@ -83,7 +83,7 @@ class CrashingEnvironment(Environment):
 
     def is_time_up(self) -> bool:
         """Return whether the time has passed and a kill has interrupted a call, or 60 more seconds have passed."""
-        return super().is_time_up() and (self.interrupted_calls > 0 or time.monotonic() > self._deadline)
+        return super().is_time_up() and (self.interrupted_calls > 0 or SYSTEM_CLOCK.monotonic() > self._deadline)
 
     def get_process(self) -> ProcessIdentity:
         return self._store.child.identity
@@ -94,11 +94,11 @@ class CrashingEnvironment(Environment):
 
     async def time_call(self, call: Coroutine[Any, Any, T]) -> T:
         """Make the call and measure its duration, within which a kill has to come."""
-        began = time.monotonic()
+        began = SYSTEM_CLOCK.monotonic()
         try:
             return await call
         finally:
-            self._call_duration = time.monotonic() - began
+            self._call_duration = SYSTEM_CLOCK.monotonic() - began
 
     @contextlib.contextmanager
     def pause_kills(self) -> Iterator[None]:

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import operator
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
@@ -17,6 +16,7 @@ from holdfast.checkpoint.errors import CheckpointError, RunNotFound
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, RELEASE_STATUSES, NewRun, Release, RunFilter, RunStatus
 from holdfast.checkpoint.store import END, RunStore, get_record, iter_runs
+from holdfast.clock import SYSTEM_CLOCK
 from holdfast.testing.store_processes.contract_model import PAST_YEAR, Model
 from holdfast.testing.store_processes.store_environment import Environment
 from holdfast.testing.store_processes.store_under_test import (
@@ -140,7 +140,7 @@ class StoreMachine(RuleBasedStateMachine):
             run_id, worker, began = (
                 list(self.model.runs)[index % len(self.model.runs)],
                 self.workers[0],
-                time.monotonic(),
+                SYSTEM_CLOCK.monotonic(),
             )
             claiming = self.environment.store.claim(run_id, worker, statuses=set(RunStatus), steal=True)
             self.call_both(claiming, functools.partial(Model.assign, began=began, run_id=run_id, worker_id=worker))
@@ -160,7 +160,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.create_in_both(run, data.draw(st.sampled_from([None, *self.workers])))
 
     def create_in_both(self, run: NewRun, worker_id: str | None) -> None:
-        began = time.monotonic()
+        began = SYSTEM_CLOCK.monotonic()
         self.call_both(
             self.environment.store.create(run, worker_id=worker_id),
             functools.partial(Model.create, began=began, run=run, worker_id=worker_id),
@@ -224,7 +224,7 @@ class StoreMachine(RuleBasedStateMachine):
                 wake_on=wake_on,
                 wake_at=wake_at,
             )
-            began = time.monotonic()
+            began = SYSTEM_CLOCK.monotonic()
             self.call_both(
                 self.environment.store.release(claim, release),
                 functools.partial(Model.release, began=began, claim=claim, release=release),
@@ -248,7 +248,7 @@ class StoreMachine(RuleBasedStateMachine):
         run_id=run_ids, slot=slots, statuses=st.sampled_from([CLAIMABLE_STATUSES, set(RunStatus)]), steal=st.booleans()
     )
     def claim(self, run_id: str, slot: int, statuses: set[RunStatus], steal: bool) -> None:
-        worker, began = self.workers[slot], time.monotonic()
+        worker, began = self.workers[slot], SYSTEM_CLOCK.monotonic()
         self.call_both(
             self.environment.store.claim(run_id, worker, statuses=statuses, steal=steal),
             functools.partial(
@@ -258,11 +258,11 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(slot=slots, only_one_agent=mostly_false, limit=st.sampled_from([1, 2, 3, 9, 0]))
     def claim_next(self, slot: int, only_one_agent: bool, limit: int) -> None:
-        worker, began = self.workers[slot], time.monotonic()
+        worker, began = self.workers[slot], SYSTEM_CLOCK.monotonic()
         agent_names = AGENTS[:1] if only_one_agent else AGENTS
         turns = self.model.get_claim_order(agent_names, began)
         claims = self.environment.run(self.environment.store.claim_next(worker, agents=agent_names, limit=limit))
-        if self.model.is_backoff_ambiguous(began, time.monotonic()):
+        if self.model.is_backoff_ambiguous(began, SYSTEM_CLOCK.monotonic()):
             reject()
         assert set(get_run_ids(claims)) <= set(turns), "only claimable runs"
         assert sorted(turns[run_id] for run_id in get_run_ids(claims)) == sorted(turns.values())[:limit], (
@@ -274,7 +274,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(run_id=run_ids, mail_id=st.sampled_from(MAIL_IDS), topic=st.sampled_from(TOPICS), body=st.binary(max_size=9))
     def post(self, run_id: str, mail_id: str, topic: str, body: bytes) -> None:
-        mail, began = make_mail(mail_id, topic=topic, body=body), time.monotonic()
+        mail, began = make_mail(mail_id, topic=topic, body=body), SYSTEM_CLOCK.monotonic()
         self.call_both(
             self.environment.store.post(run_id, mail),
             functools.partial(Model.post, began=began, run_id=run_id, mail=mail),

@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
@@ -16,6 +16,7 @@ from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.record import NewRun, Release, RunFilter, RunStatus
 from holdfast.checkpoint.store import RunStore
+from holdfast.clock import SYSTEM_CLOCK
 from holdfast.config import LimitKind
 from holdfast.testing.store_processes.store_environment import Environment
 from holdfast.testing.store_processes.store_under_test import (
@@ -149,7 +150,7 @@ class ClaimNextTests(StoreUnderTest):
         await create_claimed(store, dead, make_run("of-a-dead-worker", parent_run_id="parent", detached=True))
         await store.deregister_worker(dead)
         await store.create(make_run("queued", parent_run_id="parent", detached=True))
-        past = datetime.now(UTC) - timedelta(hours=1)
+        past = SYSTEM_CLOCK.now() - timedelta(hours=1)
         await create_waiting(store, worker, make_run("due", parent_run_id="parent", detached=True), wake_at=past)
         await store.create(make_run("attached", parent_run_id="parent"))
         claimed: list[str] = []

@@ -6,7 +6,6 @@ import copy
 import functools
 import os
 import random
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
@@ -20,6 +19,7 @@ from holdfast.checkpoint.errors import CheckpointError, RunNotFound
 from holdfast.checkpoint.journal import Append, Entry
 from holdfast.checkpoint.record import Mail, Release, RunStatus
 from holdfast.checkpoint.store import RunStore
+from holdfast.clock import SYSTEM_CLOCK
 from holdfast.testing.store_processes.store_environment import CrashingEnvironment, Environment
 from holdfast.testing.store_processes.store_machine import SLOTS, ModelCall, StoreMachine, mostly_false
 from holdfast.testing.store_processes.store_process import ProcessExited, StoreProcess
@@ -219,9 +219,9 @@ class KillTests(DurableStoreUnderTest):
             async with StoreProcess(self.factory, location) as child:
                 run, twin = f"run-{n}", f"twin-{n}"
                 claims = {name: await call.prepare(child, name) for name in (run, twin)}
-                before, started = await _read_state(store, run), time.perf_counter()
+                before, started = await _read_state(store, run), SYSTEM_CLOCK.monotonic()
                 await call.make(child, claims[twin])
-                duration, after = time.perf_counter() - started, await _read_state(store, twin)
+                duration, after = SYSTEM_CLOCK.monotonic() - started, await _read_state(store, twin)
                 assert before != after, "the twin shows the effect of the call without a kill"
                 # Half of the kills come at once, because many calls take less time than a kill.
                 delay = 0 if n % 2 else duration * random.uniform(0.1, 0.9)
@@ -274,10 +274,10 @@ async def _read_state(store: RunStore, run_id: str) -> tuple[object, ...] | None
 
 
 async def _wait_for_random_write_moment(child: StoreProcess, acknowledged: asyncio.Queue[None]) -> None:
-    started, writes = time.perf_counter(), random.randint(5, 25)
+    started, writes = SYSTEM_CLOCK.monotonic(), random.randint(5, 25)
     for _ in range(writes):
         await acknowledged.get()
-    write_duration = (time.perf_counter() - started) / writes * WRITERS
+    write_duration = (SYSTEM_CLOCK.monotonic() - started) / writes * WRITERS
     await child.child.wait_until_call_started()
     await asyncio.sleep(random.uniform(0, write_duration))
 

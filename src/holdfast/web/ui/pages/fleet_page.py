@@ -1,6 +1,5 @@
 """The fleet: workers, queues, jobs, budgets."""
 
-import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,6 +16,7 @@ from holdfast.batteries.schedule import Job, JobNotFound, ScheduleError
 from holdfast.checkpoint.claims import this_process
 from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore, iter_runs
+from holdfast.clock import SYSTEM_CLOCK
 from holdfast.core.errors import DefinitionError
 from holdfast.db.tables import TablesError
 from holdfast.runtime.reading.fleet import WorkerRuns, join_workers
@@ -285,9 +285,9 @@ class _BatteriesReader:
         self._read_at = 0.0
 
     async def read(self) -> Batteries:
-        if self._latest is None or time.monotonic() - self._read_at >= _BATTERIES_INTERVAL:
+        if self._latest is None or SYSTEM_CLOCK.monotonic() - self._read_at >= _BATTERIES_INTERVAL:
             self._latest = await read_batteries(self._site.app, self._principal)
-            self._read_at = time.monotonic()
+            self._read_at = SYSTEM_CLOCK.monotonic()
         return self._latest
 
 
