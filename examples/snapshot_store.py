@@ -101,6 +101,10 @@ class Run(msgspec.Struct):
         for mail_id in mail_ids:
             self.consumed[mail_id] = msgspec.structs.replace(self.unread.pop(mail_id), body=b"")
 
+    def check_unread(self, topics: Sequence[str]) -> None:
+        if any(mail.topic in topics for mail in self.unread.values()):
+            raise UnreadMail(self.record.run_id)
+
     @property
     def limit_names(self) -> Sequence[LimitName]:
         record = self.record
@@ -326,6 +330,7 @@ class SnapshotStore:
         with self._transaction() as contents:
             run = contents.get_claimed(claim)
             run.consume(write.consumed)
+            run.check_unread(write.unless_mail)
             if write.rewrite:
                 run.clear()
             run.append(write.entries)
@@ -344,8 +349,7 @@ class SnapshotStore:
         with self._transaction() as contents:
             run = contents.get_claimed(claim)
             run.consume(release.consumed)
-            if any(mail.topic in release.wake_on for mail in run.unread.values()):
-                raise UnreadMail(claim.run_id)
+            run.check_unread(release.wake_on)
             run.append(release.entries)
             now = datetime.now(UTC)
             run.update(

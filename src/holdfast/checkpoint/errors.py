@@ -209,7 +209,7 @@ class UnreadMail(CheckpointError):
     """
 
     def __init__(self, run_id: str) -> None:
-        super().__init__(f"run {run_id} has unread mail: read it before the run ends or waits")
+        super().__init__(f"run {run_id} has unread mail: read it before you write this")
         self.run_id = run_id
 
 

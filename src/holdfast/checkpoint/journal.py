@@ -65,6 +65,9 @@ class Append(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     step_finished: bool = False
     #: Ids of the mail that these entries use. The store refuses the write if one is not unread mail of the run.
     consumed: Sequence[str] = ()
+    #: The write is refused with `UnreadMail` while the run has unread mail of these topics, not counting `consumed`.
+    #: For entries that hold only if no such mail has arrived, such as the expiry of a wait.
+    unless_mail: Sequence[str] = ()
 
 
 #: How a layout writes a kind.

@@ -138,6 +138,8 @@ class RunStore(Protocol):
         Raises:
             ClaimLost: another worker owns the run now, or it is terminal. Nothing was written.
             StoreError: an id in `consumed` is not unread mail of the run. Nothing was written.
+            UnreadMail: the run has unread mail of a topic in `unless_mail`. Nothing was written; the claim is still
+                held.
         """
         ...
 

@@ -69,8 +69,10 @@ class MemoryRun:
 
         Raises:
             StoreError: it does not fit the journal or the mail. Nothing was changed.
+            UnreadMail: there is unread mail of a topic in `unless_mail`. Nothing was changed.
         """
         self._check_sequence(write.entries)
+        self._check_mail(write.consumed, write.unless_mail)
         self.consume(write.consumed)
         if write.rewrite:
             self.journal.clear()
@@ -89,10 +91,7 @@ class MemoryRun:
             UnreadMail: there is unread mail of a topic in `wake_on`. Nothing was changed.
         """
         self._check_sequence(release.entries)
-        self._check_consumed(release.consumed)
-        left = self.unread.keys() - set(release.consumed)
-        if any(self.mail[mail_id].topic in release.wake_on for mail_id in left):
-            raise UnreadMail(self.new.run_id)
+        self._check_mail(release.consumed, release.wake_on)
         self.consume(release.consumed)
         self.extend(release.entries)
         if release.progress is not None:
@@ -145,7 +144,7 @@ class MemoryRun:
         Raises:
             StoreError: one of the ids is not unread mail. Nothing was changed.
         """
-        self._check_consumed(mail_ids)
+        self._check_mail(mail_ids)
         for mail_id in mail_ids:
             self.unread.pop(mail_id, None)
             self.mail[mail_id] = msgspec.structs.replace(self.mail[mail_id], body=b"")
@@ -160,11 +159,14 @@ class MemoryRun:
                     f"run {self.new.run_id}: entry {entry.seq} came where {seq} is due; nothing was written"
                 )
 
-    def _check_consumed(self, mail_ids: Sequence[str]) -> None:
-        if unknown := set(mail_ids) - self.unread.keys():
+    def _check_mail(self, consumed: Sequence[str], topics: Sequence[str] = ()) -> None:
+        """Check that `consumed` is unread, and that no other mail of the topics is."""
+        if unknown := set(consumed) - self.unread.keys():
             raise StoreError(
                 f"run {self.new.run_id}: {sorted(unknown)} is not among its unread mail; nothing was written"
             )
+        if topics and any(self.mail[mail_id].topic in topics for mail_id in self.unread.keys() - set(consumed)):
+            raise UnreadMail(self.new.run_id)
 
     def make_record(self, *, owner_alive: bool) -> RunRecord:
         index = {name: getattr(self.new, name) for name in RunIndex.__struct_fields__}

@@ -187,19 +187,29 @@ class WriteRequest:
 class AppendRequest(WriteRequest):
     """An append to a journal."""
 
-    __slots__ = ("progress", "rewrite", "step_finished")
+    __slots__ = ("progress", "rewrite", "step_finished", "unless_mail")
 
     def __init__(self, run_id: str, token: int, write: Append, size: int) -> None:
         entries = write.entries
         self.run_id, self.token, self.entries, self.size = run_id, token, entries, size
         self.first_seq = entries[0].seq if entries else None
         self.progress, self.step_finished, self.rewrite = write.progress, write.step_finished, write.rewrite
-        self.consumed, self.overwrite_to, self.overwritten_bytes = write.consumed, None, 0
+        self.consumed, self.unless_mail = write.consumed, write.unless_mail
+        self.overwrite_to, self.overwritten_bytes = None, 0
+
+    @property
+    def depends_on_mail(self) -> bool:
+        return bool(self.consumed or self.unless_mail)
 
     def encode(self) -> dict[str, Any]:
-        """Return the append as one of the other operations, as which it may consume mail."""
-        own = {"do": "append", "progress": self.progress, "finished": self.step_finished, "rewrite": self.rewrite}
-        return super().encode() | own
+        """Return the append as one of the other operations, as which it may depend on mail."""
+        return super().encode() | {
+            "do": "append",
+            "progress": self.progress,
+            "finished": self.step_finished,
+            "rewrite": self.rewrite,
+            "unless_mail": [escape_text(topic) for topic in self.unless_mail],
+        }
 
 
 class Command(WriteRequest):

@@ -201,8 +201,8 @@ class Writer:
 
     async def _write(self, batch: Sequence[WriteRequest], since: float) -> dict[WriteRequest, Response]:
         """Commit the batch, also across lost connections. Return the responses that say more than success."""
-        appends = [request for request in batch if isinstance(request, AppendRequest) and not request.consumed]
-        others = [request for request in batch if isinstance(request, Command) or request.consumed]
+        appends = [each for each in batch if isinstance(each, AppendRequest) and not each.depends_on_mail]
+        others = [each for each in batch if not isinstance(each, AppendRequest) or each.depends_on_mail]
         items: list[WriteRequest] = [*appends, *others]
         if not items:
             return {}

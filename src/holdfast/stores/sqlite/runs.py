@@ -44,20 +44,20 @@ def read_unread_mail(run_key: int, execute: Execute) -> tuple[Mail, ...]:
 
 
 def check_mail(
-    run_id: str, run: RunRow, consumed: Collection[str], wake_on: Collection[str], transaction: Transaction
+    run_id: str, run: RunRow, consumed: Collection[str], topics: Collection[str], transaction: Transaction
 ) -> None:
-    """Check that `consumed` is unread mail of the run, and that no other mail of the topics `wake_on` is unread.
+    """Check that `consumed` is unread mail of the run, and that no other mail of the topics is unread.
 
     Raises:
         StoreError: a consumed mail is not unread.
         UnreadMail: mail of these topics is left.
     """
-    if not consumed and not (wake_on and run.unread):
+    if not consumed and not (topics and run.unread):
         return
     unread = {mail.mail_id: mail.topic for mail in read_unread_mail(run.run_key, transaction.execute)}
     if unknown := set(consumed) - set(unread):
         raise StoreError(f"run {run_id}: {sorted(unknown)} is not among its unread mail; nothing was written")
-    if any(topic in wake_on for mail_id, topic in unread.items() if mail_id not in consumed):
+    if any(topic in topics for mail_id, topic in unread.items() if mail_id not in consumed):
         raise UnreadMail(run_id)
 
 
@@ -121,20 +121,20 @@ def create(run: NewRun, worker_id: str | None, liveness: Liveness, transaction: 
 
 def append(claim: Claim, write: Append, transaction: Transaction) -> None:
     run, segment = _check_write(claim, write.entries, transaction)
-    check_mail(claim.run_id, run, write.consumed, (), transaction)
+    check_mail(claim.run_id, run, write.consumed, write.unless_mail, transaction)
     consume_mail(run, write.consumed, transaction)
     _write(run, segment, write, transaction)
 
 
-def append_and_consume(claim: Claim, write: Append, transaction: Transaction) -> None:
-    """Append as `append` does, but never in bulk: the write consumes mail."""
+def append_after_mail(claim: Claim, write: Append, transaction: Transaction) -> None:
+    """Append as `append` does, but never in bulk: the write depends on the run's mail."""
     append(claim, write, transaction)
 
 
 def append_bulk(appends: Sequence[tuple[Claim, Append]], transaction: Transaction) -> bool:
     """Make up to `MAX_BULK_APPENDS` appends in one statement. Return False if nothing was written: call `append` then.
 
-    That happens if one of them is refused, rewrites the journal, consumes mail, or has no entries.
+    That happens if one of them is refused, rewrites the journal, depends on mail, or has no entries.
 
     apsw releases the GIL for each statement, and waits up to 5 ms to get it back from a busy event loop. So N appends
     are one INSERT into a view, whose INSTEAD OF trigger applies them: 23% more steps per second with 128 runs at once,
@@ -142,7 +142,7 @@ def append_bulk(appends: Sequence[tuple[Claim, Append]], transaction: Transactio
     """
     bindings: list[Any] = [transaction.now_micros]
     for claim, write in appends:
-        if write.rewrite or write.consumed or not write.entries:
+        if write.rewrite or write.consumed or write.unless_mail or not write.entries:
             return False
         try:
             segment = pack_segment(write.entries)

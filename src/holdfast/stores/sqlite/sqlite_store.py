@@ -157,7 +157,7 @@ class SqliteStore:
 
     def append(self, claim: Claim, write: Append) -> Awaitable[None]:
         self._check_open()
-        work = runs.append_and_consume if write.consumed else runs.append
+        work = runs.append_after_mail if write.consumed or write.unless_mail else runs.append
         return self._writer.submit(claim.run_id, work, claim, write)
 
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:

@@ -52,6 +52,10 @@ class ModelRun:
         if not self.unread.keys() >= set(mail_ids):
             raise StoreError("not unread mail")
 
+    def check_unread(self, topics: Sequence[str], consumed: Sequence[str]) -> None:
+        if any(self.unread[mail_id].topic in topics for mail_id in self.unread.keys() - set(consumed)):
+            raise UnreadMail(self.new.run_id)
+
     def consume(self, mail_ids: Sequence[str]) -> None:
         self.consumed.update(mail_ids)
         for mail_id in mail_ids:
@@ -129,6 +133,7 @@ class Model:
     def append(self, claim: Claim, write: Append) -> None:
         run = self.find_claimed(claim)
         run.check_consumed(write.consumed)
+        run.check_unread(write.unless_mail, write.consumed)
         run.consume(write.consumed)
         run.entries = [*([] if write.rewrite else run.entries), *write.entries]
         run.next_seq += len(write.entries)
@@ -141,8 +146,7 @@ class Model:
     def release(self, began: float, claim: Claim, release: Release) -> None:
         run = self.find_claimed(claim)
         run.check_consumed(release.consumed)
-        if any(run.unread[mail_id].topic in release.wake_on for mail_id in run.unread.keys() - set(release.consumed)):
-            raise UnreadMail(claim.run_id)
+        run.check_unread(release.wake_on, release.consumed)
         run.consume(release.consumed)
         if release.status is RunStatus.WAITING:
             run.wake_on, run.wake_at = release.wake_on, release.wake_at

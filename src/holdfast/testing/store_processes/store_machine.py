@@ -172,9 +172,16 @@ class StoreMachine(RuleBasedStateMachine):
         replace=st.booleans(),
         finished_step=st.booleans(),
         consumption=consumptions,
+        unless_mail=st.sampled_from([[], [], TOPICS[:1]]),
     )
     def append(
-        self, which: tuple[int, bool], bodies: list[bytes], replace: bool, finished_step: bool, consumption: int
+        self,
+        which: tuple[int, bool],
+        bodies: list[bytes],
+        replace: bool,
+        finished_step: bool,
+        consumption: int,
+        unless_mail: list[str],
     ) -> None:
         if (claim := self.pick_claim(which)) is not None:
             first = self.model.next_seq(claim.run_id)
@@ -186,6 +193,7 @@ class StoreMachine(RuleBasedStateMachine):
                 rewrite=replace,
                 step_finished=finished_step,
                 consumed=self.pick_mail(claim.run_id, consumption),
+                unless_mail=unless_mail,
             )
             self.call_both(
                 _append(self.environment.store, claim, write), functools.partial(Model.append, claim=claim, write=write)

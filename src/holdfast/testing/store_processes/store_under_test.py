@@ -112,6 +112,7 @@ def make_append(
     rewrite: bool = False,
     step_finished: bool = False,
     consumed: Sequence[str] = (),
+    unless_mail: Sequence[str] = (),
 ) -> Append:
     return Append(
         entries=make_entries(first, *bodies),
@@ -119,6 +120,7 @@ def make_append(
         rewrite=rewrite,
         step_finished=step_finished,
         consumed=consumed,
+        unless_mail=unless_mail,
     )
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import timedelta
+from types import NoneType
 
 import msgspec
 import pytest
@@ -273,6 +274,32 @@ class ConsumeMailTests(StoreUnderTest):
         assert _as_comparable(await store.load("run-1")) == _as_comparable(before)
         await store.release(claim, msgspec.structs.replace(release, consumed=["mail-2", "mail-0"]))
         assert (await load_record(store)).status is status
+        assert await read_mail_ids(store) == ["mail-1"]
+
+    @pytest.mark.parametrize("rewrite", [False, True])
+    async def test_an_append_is_refused_while_its_topics_are_unread(
+        self, store: RunStore, worker: str, rewrite: bool
+    ) -> None:
+        claim = await create_claimed(store, worker)
+        await store.append(claim, make_append(1, b"no mail", unless_mail=["answer:1"]))
+        for n, topic in enumerate(["answer:1", "other", "answer:1"]):
+            await store.post("run-1", make_mail(f"mail-{n}", topic=topic))
+        before = await store.load("run-1")
+        bodies = [b"expired"] if rewrite else [b"expired", b"more"]
+        expiry = make_append(
+            2, *bodies, rewrite=rewrite, progress=b"new", consumed=["mail-0"], unless_mail=["answer:1", "unknown"]
+        )
+        other = await create_claimed(store, worker, make_run("run-2"))
+        results = await asyncio.gather(
+            store.append(claim, expiry),
+            store.append(other, make_append(1, b"of another run", unless_mail=["answer:1"])),
+            return_exceptions=True,
+        )
+        assert [type(result) for result in results] == [UnreadMail, NoneType]
+        assert _as_comparable(await store.load("run-1")) == _as_comparable(before)
+        # The claim is still held, and mail of other topics refuses nothing.
+        await store.append(claim, msgspec.structs.replace(expiry, consumed=["mail-2", "mail-0"]))
+        assert (await load_record(store)).next_seq == 2 + len(bodies)
         assert await read_mail_ids(store) == ["mail-1"]
 
 

@@ -68,6 +68,22 @@ async def _consume_until_waiting(store: RunStore, claim: Claim, consumed: Counte
 
 @pytest.mark.asyncio
 class RaceTests(DurableStoreUnderTest):
+    async def test_no_expiry_is_recorded_over_mail_that_was_accepted_before(self, location: str) -> None:
+        async with open_racers(self.factory, location) as racing:
+            (store, worker), (sender, _), *_ = racing
+            for n in range(25):
+                claim = await create_claimed(store, worker, make_run(f"run-{n}"))
+                expiry = make_append(1, b"expired", unless_mail=["message"])
+                refused, _ = await asyncio.gather(
+                    store.append(claim, expiry), sender.post(claim.run_id, make_mail()), return_exceptions=True
+                )
+                assert refused is None or isinstance(refused, UnreadMail)
+                assert await load_bodies(store, claim.run_id) == [b"begin", b"expired"][: 2 if refused is None else 1]
+                late = make_append(2 if refused is None else 1, b"late", unless_mail=["message"])
+                with pytest.raises(UnreadMail):
+                    await store.append(claim, late)
+                assert await read_mail_ids(store, claim.run_id) == ["mail-1"]
+
     async def test_of_many_processes_one_wins_each_claim(self, location: str) -> None:
         names = [f"run-{n}" for n in range(25)]
         async with open_racers(self.factory, location) as racing:

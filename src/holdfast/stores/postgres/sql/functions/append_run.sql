@@ -1,4 +1,4 @@
--- An append that consumes mail. Without mail, `write_batch` appends for many runs at once.
+-- An append that depends on mail. Without mail, `write_batch` appends for many runs at once.
 create or replace function holdfast.append_run(p jsonb, out key bigint, out answer jsonb)
 language plpgsql as $$
 declare
@@ -7,7 +7,8 @@ declare
     first bigint := (p ->> 'first')::bigint;
     kept_from bigint;
 begin
-    select l.key, l.answer into key, answer from holdfast.lock_claimed(p, '{}') l;
+    select l.key, l.answer into key, answer
+    from holdfast.lock_claimed(p, array(select jsonb_array_elements_text(p -> 'unless_mail'))) l;
     if key is null then
         return;
     end if;

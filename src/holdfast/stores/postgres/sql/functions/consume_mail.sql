@@ -1,6 +1,6 @@
 -- Consume mail of a run that the caller has locked. Returns the refusal, if a piece of mail is not unread, or if the run has
 -- other unread mail of these topics. Then nothing is changed.
-create or replace function holdfast.consume_mail(p_run bigint, p_mail_ids text[], p_wake_on text[]) returns jsonb
+create or replace function holdfast.consume_mail(p_run bigint, p_mail_ids text[], p_topics text[]) returns jsonb
 language plpgsql as $$
 declare
     unknown text[];
@@ -16,7 +16,7 @@ begin
     end if;
     if exists (
         select from holdfast.mail m
-        where m.run = p_run and not m.consumed and m.topic = any (p_wake_on) and m.mail_id <> all (p_mail_ids)
+        where m.run = p_run and not m.consumed and m.topic = any (p_topics) and m.mail_id <> all (p_mail_ids)
     ) then
         return jsonb_build_object('error', 'unread');
     end if;

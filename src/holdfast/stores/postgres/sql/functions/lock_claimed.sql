@@ -1,6 +1,6 @@
 -- Lock a run under its claim, to write entries and consume mail. `key` is null if the write is refused, and `answer` says why.
 -- Entries that an earlier write of this claim left, without its writer learning of it, are deleted: `rewind`.
-create or replace function holdfast.lock_claimed(p jsonb, p_wake_on text[], out key bigint, out answer jsonb)
+create or replace function holdfast.lock_claimed(p jsonb, p_topics text[], out key bigint, out answer jsonb)
 language plpgsql as $$
 declare
     found_run record;
@@ -17,8 +17,8 @@ begin
         answer := holdfast.refusal(p ->> 'run_id', (p ->> 'token')::bigint);
         return;
     end if;
-    if consumed <> '{}' or (found_run.has_mail and p_wake_on <> '{}') then
-        answer := holdfast.consume_mail(found_run.id, consumed, p_wake_on);
+    if consumed <> '{}' or (found_run.has_mail and p_topics <> '{}') then
+        answer := holdfast.consume_mail(found_run.id, consumed, p_topics);
         if answer is not null then
             return;
         end if;
