@@ -64,9 +64,9 @@ def compare_cpu(rounds: int) -> float:
 
 
 def make_unwatched(url: str) -> App:
-    """Return an App whose runs have no watchers port: the limit."""
+    """Return an App whose runs no event stream observes: the limit."""
     app = App(AGENTS, url)
-    app.ports = replace(app.ports, watchers=None)  # type: ignore[misc]
+    app.ports = replace(app.ports, observers=())  # type: ignore[misc]
     return app
 
 

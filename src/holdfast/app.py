@@ -19,13 +19,14 @@ from holdfast.core.execution.attempt import OnCancel
 from holdfast.core.execution.executor import Executor
 from holdfast.core.execution.shutdown import can_install_handlers, install_signal_handlers
 from holdfast.core.metrics import RunMetrics
+from holdfast.core.observer import ObserverFactory
 from holdfast.core.ports import (
-    Audit,
     Budget,
     Critic,
     Ports,
     RateLimiter,
     RunListener,
+    Telemetry,
     ToolProvider,
     ToolProviders,
 )
@@ -34,7 +35,6 @@ from holdfast.core.run.prompt import Prompt
 from holdfast.core.run.result import OutputT, Result
 from holdfast.core.run.run_events import Event, StatusChanged
 from holdfast.core.run.waiting import Answer, WaitingCall
-from holdfast.core.telemetry_port import Telemetry
 from holdfast.core.trace_context import annotate_submit
 from holdfast.core.validation import check_choice, check_duration, check_labels
 from holdfast.runtime.agent_registry import AgentRegistry, find_agent, resolve_agent
@@ -76,7 +76,7 @@ class App:
         *,
         checkpoint: CheckpointSettings = _CHECKPOINT_DEFAULTS,
         worker: WorkerSettings | bool = True,
-        audit: Audit | None = None,
+        audit: ObserverFactory | None = None,
         budget: Budget | None = None,
         rate_limits: RateLimiter | None = None,
         critic: Critic | None = None,
@@ -135,18 +135,18 @@ class App:
         if self.store is not None:
             self._checkpoints = StoreCheckpoints(self.store, settings=checkpoint, clock=clock)
             self._hub = EventHub(self._checkpoints, redacts=checkpoint.redact is not None, clock=clock)
+        observers = (audit, telemetry, None if self._hub is None else self._hub.live)
         #: The ports of every run.
         self.ports: Final = Ports(
             checkpoints=self._checkpoints,
-            audit=audit,
+            observers=tuple(each for each in observers if each is not None),
             budget=budget,
             rate_limiter=rate_limits,
             critic=critic,
             listener=listener,
-            watchers=self._hub,
             extra_tools=ToolProviders(providers) if providers else None,
-            telemetry=telemetry,
         )
+        self._telemetry = telemetry
         self._schedule = schedule
         self._schedule_loop: asyncio.Task[None] | None = None
         batteries = (budget, rate_limits, audit, schedule, *self.agents.repositories, *providers)
@@ -154,7 +154,7 @@ class App:
         #: The counters of the runs that this process executes.
         self.metrics: Final = RunMetrics()
         if telemetry is not None:
-            telemetry.observe(self.metrics)
+            telemetry.export(self.metrics)
         self._clock = clock
         self._remove_signal_handlers: Callable[[], None] | None = None
         #: Set when the App opens.
@@ -218,7 +218,7 @@ class App:
                 self.agents,
                 self.worker_settings,
                 self._clock,
-                counts_runs=self.ports.telemetry is not None,
+                counts_runs=self._telemetry is not None,
             )
             if take_runs:
                 self._parts.worker.start()
@@ -425,7 +425,7 @@ class App:
             RunConflict: a run with this id has another agent, prompt or inputs.
         """
         info = RunInfo.create(resolve_agent(self.agents, agent), prompt, run_id=run_id, inputs=inputs, **labels)
-        port_data = annotate_submit(self.ports.telemetry, info)
+        port_data = annotate_submit(self._telemetry, info)
         return await self._client.submit(info, not_before, connection, port_data=port_data)
 
     async def result(self, run_id: str, *, through_waits: bool = False) -> Result:

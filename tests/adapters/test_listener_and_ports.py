@@ -15,7 +15,7 @@ from tests.adapters.scripted_model import ScriptedModel, call, get_texts
 from holdfast import App, Bounds, RunInfo, Usage
 from holdfast.adapters.pydantic_ai import ToolPolicy, durable
 from holdfast.core.errors import DefinitionError, RunKilled, RunParked, RuntimeExceeded, Shutdown
-from holdfast.core.ports import AttemptControl, Watch
+from holdfast.core.observer import PUBLIC_EVENTS, AttemptControl, ObservedEvent
 from holdfast.core.run.run_events import Event, ReplyAdded, TextDelta
 from holdfast.core.run.state import RunState
 from holdfast.testing.manual_clock import ManualClock
@@ -188,19 +188,17 @@ async def test_a_critic_sees_activity_and_may_kill() -> None:
             self.left = limit
             self.control: AttemptControl | None = None
 
-        def begin(
-            self, info: RunInfo, state: RunState, control: AttemptControl, max_runtime: timedelta | None
-        ) -> Watch | None:
-            self.control = control
+        kinds = PUBLIC_EVENTS
+
+        def begin(self, attempt: AttemptControl, max_runtime: timedelta | None) -> "Critic":
+            self.control = attempt
             return self
 
-        def activity(self) -> None:
+        def observe(self, event: ObservedEvent) -> None:
             self.left -= 1
             if self.left == 0:
                 assert self.control is not None
                 self.control.kill("it talks too much")
-
-        def close(self) -> None: ...
 
     calm, strict = Critic(1000), Critic(5)
     async with App([durable(looking(ScriptedModel(*TURNS)))], "memory:", critic=calm) as app:

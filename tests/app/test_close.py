@@ -10,8 +10,7 @@ from tests.scripted_model import ScriptedModel
 
 from holdfast import Agent, App, WorkerSettings
 from holdfast.checkpoint.errors import StoreUnavailable
-from holdfast.core.run.info import RunInfo
-from holdfast.core.run.state import RunState
+from holdfast.core.observer import AttemptControl
 from holdfast.stores.memory import MemoryStore
 
 
@@ -27,8 +26,8 @@ class _Audit:
     def __init__(self, both: Closable, fails: bool) -> None:
         self._both, self._fails = both, fails
 
-    def begin(self, info: RunInfo, state: RunState) -> RecordingAudit:
-        return RecordingAudit(RecordingPorts())
+    def begin(self, attempt: AttemptControl) -> RecordingAudit:
+        return RecordingAudit(RecordingPorts()).begin(attempt)
 
     async def close(self) -> None:
         self._both.closed.append("audit")

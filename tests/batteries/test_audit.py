@@ -99,7 +99,7 @@ def agent() -> Agent:
 
 async def test_a_run_is_recorded_with_its_steps_and_calls_and_no_secret() -> None:
     audit = Audit(tables=MemoryTables())
-    await SimulatedHost(ports=Ports(audit=audit)).executor.run(agent(), "go", run_id="r", caller_id="al")
+    await SimulatedHost(ports=Ports(observers=(audit,))).executor.run(agent(), "go", run_id="r", caller_id="al")
     rows = await audit.query()
     assert [(each.kind, each.status or each.name) for each in rows] == [
         ("start", "begun"),
@@ -126,13 +126,13 @@ async def test_resumes_and_failures_are_recorded() -> None:
         await asyncio.Event().wait()
         raise AssertionError
 
-    one = SimulatedHost(store, ports=Ports(audit=audit))
+    one = SimulatedHost(store, ports=Ports(observers=(audit,)))
     task = asyncio.create_task(one.executor.run(Agent(name="a", model=ScriptedModel(dies)), "go", run_id="r"))
     await hang.wait()
     await one.crash()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    two = SimulatedHost(store, ports=Ports(audit=audit))
+    two = SimulatedHost(store, ports=Ports(observers=(audit,)))
     with pytest.raises(ValueError, match="broken"):
         await two.resume(Agent(name="a", model=ScriptedModel(ValueError("broken"))), "r")
     rows = await audit.query(AuditQuery(kind="start"))
@@ -145,7 +145,7 @@ async def test_resumes_and_failures_are_recorded() -> None:
 async def test_an_error_whose_text_cannot_be_stored_is_recorded(database_url: str) -> None:
     audit = Audit(tables=tables_from_url(database_url))
     with pytest.raises(ValueError, match="no file"):
-        await SimulatedHost(ports=Ports(audit=audit)).executor.run(
+        await SimulatedHost(ports=Ports(observers=(audit,))).executor.run(
             Agent(name="a", model=ScriptedModel(ValueError("no file \udcff"))), "go", run_id="r"
         )
     [end] = await audit.query(AuditQuery(kind="end"))
@@ -159,7 +159,7 @@ async def test_values_that_cannot_be_stored_are_replaced_and_block_no_other_row(
     audit = Audit(
         tables=tables_from_url(battery_url), redact=lambda value: object() if isinstance(value, dict) else value
     )
-    host = SimulatedHost(ports=Ports(audit=audit))
+    host = SimulatedHost(ports=Ports(observers=(audit,)))
     with pytest.raises(ValueError, match="cannot read"):
         await host.executor.run(
             Agent(name="a", model=ScriptedModel(ValueError("cannot read r\udce9sum"))), "go", run_id="one"
@@ -191,7 +191,7 @@ async def test_while_the_store_is_down_rows_wait_up_to_the_capacity_and_runs_do_
 ) -> None:
     clock, tables = ManualClock(), Faulty()
     audit = Audit(tables=tables, clock=clock, capacity=4)
-    await SimulatedHost(ports=Ports(audit=audit)).executor.run(agent(), "go")
+    await SimulatedHost(ports=Ports(observers=(audit,))).executor.run(agent(), "go")
     await clock.advance(timedelta(seconds=5))
     assert "could not be written" in caplog.text
     tables.down = False
@@ -273,8 +273,10 @@ async def test_children_are_found_under_their_parent() -> None:
         return str((await current_call().run(child, "help")).output)
 
     parent = Agent(name="parent", model=ScriptedModel(tool_reply(call("c1", "delegate")), "done"), tools=[delegate])
-    await SimulatedHost(ports=Ports(audit=audit)).executor.run(parent, "go", run_id="root")
-    await SimulatedHost(ports=Ports(audit=audit)).executor.run(Agent(name="other", model=ScriptedModel("hi")), "go")
+    await SimulatedHost(ports=Ports(observers=(audit,))).executor.run(parent, "go", run_id="root")
+    await SimulatedHost(ports=Ports(observers=(audit,))).executor.run(
+        Agent(name="other", model=ScriptedModel("hi")), "go"
+    )
     tree = await audit.query(AuditQuery(tree_of="root"))
     assert {each.agent_name for each in tree} == {"parent", "child"}
     await audit.close()
@@ -297,7 +299,7 @@ async def test_retries_are_in_the_audit() -> None:
     script = ScriptedModel(tool_reply(call("1", "look")), "done")
     clock, audit = ManualClock(), Audit(tables=MemoryTables(), flush_interval=timedelta(days=1))
     run = asyncio.create_task(
-        Executor(Ports(audit=audit), clock=clock).run(Agent(name="a", model=model, tools=[look]), "go")
+        Executor(Ports(observers=(audit,)), clock=clock).run(Agent(name="a", model=model, tools=[look]), "go")
     )
     await clock.advance(timedelta(seconds=8))
     await run

@@ -14,9 +14,7 @@ from holdfast import Agent, Bounds, Reply, User, current_call, tool
 from holdfast.batteries.critic import Critic, CriticAction, CriticError, IdleRun
 from holdfast.core import Message, Ports
 from holdfast.core.errors import RunKilled, RuntimeExceeded
-from holdfast.core.ports import AttemptControl, Watch
-from holdfast.core.run.info import RunInfo
-from holdfast.core.run.state import RunState
+from holdfast.core.observer import AttemptControl, Observer
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing import ManualClock
 
@@ -363,11 +361,9 @@ async def test_nothing_of_an_ended_run_stays_in_memory() -> None:
     clock, kept = ManualClock(), list[weakref.ref[AttemptControl]]()
 
     class Watching(Critic):
-        def begin(
-            self, info: RunInfo, state: RunState, control: AttemptControl, max_runtime: timedelta | None
-        ) -> Watch | None:
-            kept.append(weakref.ref(control))
-            return super().begin(info, state, control, max_runtime)
+        def begin(self, attempt: AttemptControl, max_runtime: timedelta | None) -> Observer | None:
+            kept.append(weakref.ref(attempt))
+            return super().begin(attempt, max_runtime)
 
     agent = Agent(name="a", model=ScriptedModel("done"), bounds=Bounds(max_runtime=SOFT))
     one = SimulatedHost(clock=clock, ports=Ports(critic=Watching(Escalation(), clock=clock)))

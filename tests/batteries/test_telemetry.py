@@ -136,7 +136,7 @@ async def test_a_resumed_run_links_to_its_previous_attempt_in_the_same_trace(col
         await asyncio.Event().wait()
         raise AssertionError
 
-    ports = Ports(telemetry=collector.port)
+    ports = Ports(observers=(collector.port,))
     one, two = SimulatedHost(store, ports=ports), SimulatedHost(store, ports=ports)
     task = asyncio.create_task(one.executor.run(make_agent(LOOK, hang), "go", run_id="r", on_cancel="cancel"))
     await reached.wait()
@@ -196,7 +196,7 @@ async def test_retries_are_spans(collector: Collector) -> None:
 
     script = ScriptedModel(tool_reply(call("1", "late")), "done")
     collector = Collector(clock=clock)
-    host = SimulatedHost(ports=Ports(telemetry=collector.port), clock=clock)
+    host = SimulatedHost(ports=Ports(observers=(collector.port,)), clock=clock)
     run = asyncio.create_task(host.executor.run(Agent(name="a", model=model, tools=[late]), "go"))
     await clock.advance(timedelta(seconds=8))
     await run

@@ -5,10 +5,20 @@ from datetime import timedelta
 from typing import Any
 
 from holdfast.core.agents.tool import Tool, tool
-from holdfast.core.agents.tool_context import ToolContext
-from holdfast.core.ports import AttemptControl, Ports
+from holdfast.core.observer import (
+    PUBLIC_EVENTS,
+    AttemptControl,
+    AttemptEnded,
+    AttemptStarted,
+    CallAnswered,
+    CallEnded,
+    CallInDoubt,
+    ObservedEvent,
+    Retried,
+    StepEnded,
+)
+from holdfast.core.ports import Ports
 from holdfast.core.run.info import RunInfo
-from holdfast.core.run.messages import Usage
 from holdfast.core.run.run_events import Event, PhaseStarted, ToolCalled, ToolReturned
 from holdfast.core.run.state import RunState
 
@@ -35,7 +45,7 @@ class RecordingPorts:
     @property
     def ports(self) -> Ports:
         return Ports(
-            audit=RecordingAudit(self),
+            observers=(RecordingAudit(self),),
             budget=RecordingBudget(self),
             critic=RecordingCritic(self),
             listener=RecordingListener(self),
@@ -47,27 +57,33 @@ class RecordingPorts:
 
 
 class RecordingAudit:
-    def __init__(self, ports: RecordingPorts) -> None:
-        self._record = ports._record
+    kinds: frozenset[type] = frozenset(
+        {AttemptStarted, AttemptEnded, StepEnded, CallEnded, CallInDoubt, CallAnswered, Retried}
+    )
 
-    def begin(self, info: RunInfo, state: RunState) -> "RecordingAudit":
-        self._record("audit.begin", info.run_id)
-        return self
+    def __init__(self, ports: RecordingPorts, attempt: AttemptControl | None = None) -> None:
+        self._ports, self._record, self._attempt = ports, ports._record, attempt
 
-    def start(self, *, resumed: bool) -> None:
-        self._record("audit.start", "resumed" if resumed else "new")
+    def begin(self, attempt: AttemptControl) -> "RecordingAudit":
+        self._record("audit.begin", attempt.info.run_id)
+        return RecordingAudit(self._ports, attempt)
 
-    def step(self, step: int, usage: Usage) -> None:
-        self._record("audit.step", f"{step} {usage.requests}")
-
-    def tool(self, call: ToolContext, *, effect: str, error: bool, took: timedelta) -> None:
-        self._record("audit.tool", f"{call.tool} {effect} {'failed' if error else 'fine'}")
-
-    def event(self, name: str, detail: str) -> None:
-        self._record("audit.event", name)
-
-    def close(self, status: str, usage: Usage, error: BaseException | None) -> None:
-        self._record("audit.close", f"{status} {usage.requests} {type(error).__name__ if error else 'no error'}")
+    def observe(self, event: ObservedEvent) -> None:
+        assert self._attempt is not None
+        state = self._attempt.state
+        match event:
+            case AttemptStarted():
+                self._record("audit.start", "resumed" if self._attempt.resumed else "new")
+            case StepEnded():
+                self._record("audit.step", f"{state.steps} {state.own_usage.requests}")
+            case CallEnded(outcome="done" | "error"):
+                how = "failed" if event.outcome == "error" else "fine"
+                self._record("audit.tool", f"{event.call.tool} {event.effect} {how}")
+            case CallInDoubt() | CallAnswered() | Retried():
+                self._record("audit.event", type(event).__name__)
+            case AttemptEnded():
+                error = type(event.error).__name__ if event.error else "no error"
+                self._record("audit.close", f"{event.end} {state.own_usage.requests} {error}")
 
 
 class RecordingBudget:
@@ -82,21 +98,18 @@ class RecordingBudget:
 
 
 class RecordingCritic:
+    kinds: frozenset[type] = PUBLIC_EVENTS | {AttemptEnded}
+
     def __init__(self, ports: RecordingPorts) -> None:
         self._record, self._ports = ports._record, ports
 
-    def begin(
-        self, info: RunInfo, state: RunState, control: AttemptControl, max_runtime: timedelta | None
-    ) -> "RecordingCritic":
-        self._ports.control, self._ports.limit = control, max_runtime
+    def begin(self, attempt: AttemptControl, max_runtime: timedelta | None) -> "RecordingCritic":
+        self._ports.control, self._ports.limit = attempt, max_runtime
         self._record("critic.begin")
         return self
 
-    def activity(self) -> None:
-        self._record("critic.activity")
-
-    def close(self) -> None:
-        self._record("critic.close")
+    def observe(self, event: ObservedEvent) -> None:
+        self._record("critic.close" if isinstance(event, AttemptEnded) else "critic.activity")
 
 
 class RecordingListener:

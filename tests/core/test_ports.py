@@ -15,10 +15,9 @@ from holdfast.core.agents.agent import Agent, Bounds, Phase
 from holdfast.core.agents.tool import ToolSchema, tool
 from holdfast.core.errors import RunKilled, RunParked, RuntimeExceeded, Shutdown
 from holdfast.core.execution.executor import Executor
-from holdfast.core.ports import AttemptControl, Ports
-from holdfast.core.run.info import RunInfo
+from holdfast.core.observer import AttemptControl
+from holdfast.core.ports import Ports
 from holdfast.core.run.messages import Message, Reply, User
-from holdfast.core.run.state import RunState
 from holdfast.testing.manual_clock import ManualClock
 
 
@@ -127,7 +126,7 @@ async def test_a_steered_message_and_a_phase_are_events_for_the_listener() -> No
     async def hint() -> None:
         execution = executor.get_run("r")
         assert execution is not None
-        execution.steer("mind the gap")
+        execution.nudge("mind the gap")
 
     phases = [Phase(name="one", model=ScriptedModel(tool_reply(call("1", "hint")), "x"), tools=[hint])]
     await executor.run(Agent(name="a", phases=phases), "go", run_id="r")
@@ -179,7 +178,7 @@ async def test_a_port_that_observes_and_raises_is_logged_and_changes_nothing(
     host = SimulatedHost(ports=everything.ports, settings=CheckpointSettings())
     assert (await host.executor.run(three_steps(), "go", run_id="r")).output == "done"
     assert await host.get_statuses() == {"r": RunStatus.DONE}
-    assert f"its {where.partition('.')[0]}" in caplog.text
+    assert f"its observer Recording{where.partition('.')[0].title()}" in caplog.text
 
 
 @pytest.mark.parametrize("where", AT_THE_END)
@@ -195,7 +194,7 @@ async def test_a_port_that_raises_while_the_run_is_finalized_is_logged(
     else:
         assert (await host.executor.run(three_steps(), "go")).output == "done"
     if fails or where != "listener.error":
-        assert "a port failed while the run was finalized" in caplog.text or "its audit has failed" in caplog.text
+        assert "a port failed while the run was finalized" in caplog.text or "its observer Recording" in caplog.text
     assert await host.list_records() == []
 
 
@@ -255,7 +254,7 @@ async def test_with_a_critic_the_time_bound_is_its_soft_trigger_and_not_the_end(
 
 async def test_a_critic_that_does_not_watch_leaves_the_time_bound_as_the_end() -> None:
     class Blind:
-        def begin(self, info: RunInfo, state: RunState, control: AttemptControl, limit: timedelta | None) -> None:
+        def begin(self, attempt: AttemptControl, max_runtime: timedelta | None) -> None:
             return None
 
     clock = ManualClock()
@@ -290,7 +289,7 @@ async def test_a_critic_can_steer_the_run() -> None:
 
     async def first(messages: Sequence[Message]) -> Reply:
         assert everything.control is not None
-        everything.control.steer("hurry up")
+        everything.control.nudge("hurry up")
         return tool_reply(call("1", "work"))
 
     model = ScriptedModel(first, "done")

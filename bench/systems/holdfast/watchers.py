@@ -35,7 +35,7 @@ class WatchedAgent(BenchAgent):
 async def watched_run(job: Job) -> Result:
     agent, url = WatchedAgent(job), store_url(job)
     plain_app = App([agent], url, worker=False, checkpoint=_REMOVE_AT_END)
-    plain_app.ports = replace(plain_app.ports, watchers=None)  # type: ignore[misc]
+    plain_app.ports = replace(plain_app.ports, observers=())  # type: ignore[misc]
     plain, watched = list[float](), list[float]()
     async with plain_app, App([agent], url, worker=False) as app:
         for number in range(PAIRS):

@@ -8,11 +8,10 @@ from holdfast.core.execution.calls import CallRequest
 from holdfast.core.execution.executor import Executor
 from holdfast.core.execution.step import StepContext
 from holdfast.core.loop import Loop
-from holdfast.core.ports import AttemptControl, Ports, ToolProvider
+from holdfast.core.ports import Ports, ToolProvider
 from holdfast.core.run.messages import Message
 
 __all__ = [
-    "AttemptControl",
     "CallRequest",
     "Effect",
     "Executor",

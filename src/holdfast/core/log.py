@@ -1,13 +1,13 @@
-"""Log lines about the life of runs. The data of a line is in fields of its record too, for JSON formatters.
+"""The log of runs: an observer of their attempts and retries. The data of a line is in fields of its record too.
 
 docs/how-to/observability.md has the table of the fields. No line has a message, a prompt or a result of a run.
 """
 
 import logging
-from datetime import timedelta
 from typing import Any
 
 from holdfast.core.errors import RunParked, format_error
+from holdfast.core.observer import AttemptControl, AttemptEnded, AttemptStarted, ObservedEvent, Retried
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.state import RunState
 from holdfast.core.run.status import AttemptEnd
@@ -28,12 +28,32 @@ def format_short(error: BaseException) -> str:
     return text if len(text) <= _MAX_ERROR_LENGTH else f"{text[:_MAX_ERROR_LENGTH]}…"
 
 
-def log_start(info: RunInfo, state: RunState, *, taken_from: str | None = None) -> None:
-    """Log that an attempt of the run begins.
+class AttemptLogger:
+    """Logs how one attempt begins and ends, and its retries."""
 
-    Args:
-        taken_from: the worker that executed the run before, and died.
-    """
+    kinds: frozenset[type] = frozenset({AttemptStarted, AttemptEnded, Retried})
+
+    def __init__(self, attempt: AttemptControl) -> None:
+        self._info, self._state, self._taken_from = attempt.info, attempt.state, attempt.taken_from
+
+    def observe(self, event: ObservedEvent) -> None:
+        match event:
+            case AttemptStarted():
+                _log_start(self._info, self._state, self._taken_from)
+            case AttemptEnded():
+                _log_end(self._info, self._state, event)
+            case Retried():
+                _log_retry(self._info, self._state, event)
+
+
+class RunLog:
+    """Makes the loggers of all attempts."""
+
+    def begin(self, attempt: AttemptControl) -> AttemptLogger:
+        return AttemptLogger(attempt)
+
+
+def _log_start(info: RunInfo, state: RunState, taken_from: str | None) -> None:
     if not LIFECYCLE_LOG.isEnabledFor(logging.INFO):
         return
     if taken_from is not None:
@@ -45,19 +65,13 @@ def log_start(info: RunInfo, state: RunState, *, taken_from: str | None = None) 
         _log(logging.INFO, "started", "started", info, state)
 
 
-def log_end(
-    info: RunInfo, state: RunState, end: AttemptEnd, error: BaseException | None, *, turn_ended: bool = False
-) -> None:
-    """Log how an attempt of the run ended.
-
-    Args:
-        turn_ended: a turn of a conversation ended, and the conversation waits for the next message.
-    """
+def _log_end(info: RunInfo, state: RunState, ended: AttemptEnded) -> None:
+    end, error = ended.end, ended.error
     level, text = _describe_end(end, error, state.steps)
     if not LIFECYCLE_LOG.isEnabledFor(level):
         return
     fields: dict[str, Any] = {"elapsed_seconds": round(state.elapsed.total_seconds(), 3)}
-    if turn_ended:
+    if ended.turn_ended:
         fields["turn"], text = len(state.turns), f"turn {len(state.turns)} {text}"
     if isinstance(error, RunParked):
         fields |= {"error": type(error).__name__, "reason": error.message}
@@ -98,26 +112,27 @@ def log_parked(run_id: str, agent: str, step: int, reason: str) -> None:
     LIFECYCLE_LOG.warning("run %s%s: parked: %s", run_id, agent and f" of {agent}", reason, extra=fields)
 
 
-def log_retry(
-    info: RunInfo, state: RunState, attempt: int, delay: timedelta, error: BaseException, tool: str, call_id: str
-) -> str:
-    """Log that a model call or a tool call failed and is retried after `delay`. Return the text."""
-    pause = f"{delay.total_seconds():.3g} s"
-    detail = f"attempt {attempt} of {tool or 'the model'} failed, next in {pause}: {format_short(error)}"
+def describe_retry(event: Retried) -> str:
+    """Return a sentence about a try that failed and is followed by another one."""
+    pause = f"{event.delay.total_seconds():.3g} s"
+    called = event.tool or "the model"
+    return f"attempt {event.failed_tries} of {called} failed, next in {pause}: {format_short(event.error)}"
+
+
+def _log_retry(info: RunInfo, state: RunState, event: Retried) -> None:
     fields = {
         "event": "retry",
         "run_id": info.run_id,
         "agent": info.agent_name,
         "step": state.steps + 1,
-        "tool": tool,
-        "call_id": call_id,
-        "attempt": attempt,
-        "delay_seconds": delay.total_seconds(),
-        "error": type(error).__name__,
-        "reason": format_short(error),
+        "tool": event.tool,
+        "call_id": event.call_id,
+        "attempt": event.failed_tries,
+        "delay_seconds": event.delay.total_seconds(),
+        "error": type(event.error).__name__,
+        "reason": format_short(event.error),
     }
-    RETRY_LOG.warning("run %s: %s", info.run_id, detail, extra=fields)
-    return detail
+    RETRY_LOG.warning("run %s: %s", info.run_id, describe_retry(event), extra=fields)
 
 
 def _log(level: int, event: str, text: str, info: RunInfo, state: RunState, **more: Any) -> None:

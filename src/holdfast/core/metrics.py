@@ -1,7 +1,18 @@
-"""Counters of the runs that this process executes, by agent. Plain numbers: a run spends under a microsecond a step."""
+"""Counters of the runs that this process executes, by agent: an observer of their attempts. Plain numbers."""
 
 from bisect import bisect_left
 
+from holdfast.core.observer import (
+    AttemptControl,
+    AttemptEnded,
+    AttemptStarted,
+    CallInDoubt,
+    ClaimVerified,
+    ObservedEvent,
+    Retried,
+    Saved,
+    StepEnded,
+)
 from holdfast.core.run.messages import Usage
 
 #: Upper bounds of the buckets of a histogram, in seconds.
@@ -62,8 +73,52 @@ class AgentMetrics:
         self.attempts[end] = self.attempts.get(end, 0) + 1
 
 
+class AttemptMetrics:
+    """Counts what one attempt does."""
+
+    __slots__ = ("_counted", "_counters", "_state", "_taken_from")
+
+    kinds: frozenset[type] = frozenset(
+        {AttemptStarted, AttemptEnded, StepEnded, Saved, ClaimVerified, Retried, CallInDoubt}
+    )
+
+    def __init__(self, attempt: AttemptControl, counters: AgentMetrics) -> None:
+        self._counters, self._state, self._taken_from = counters, attempt.state, attempt.taken_from
+        #: The usage of the run that is counted, here or in an earlier attempt.
+        self._counted = attempt.state.own_usage
+
+    def observe(self, event: ObservedEvent) -> None:
+        counters = self._counters
+        match event:
+            case Saved():
+                counters.saves.add(event.took.total_seconds())
+            case StepEnded():
+                if event.took is not None:
+                    counters.steps.add(event.took.total_seconds())
+                self._count_usage()
+            case ClaimVerified():
+                counters.claim_checks.add(event.took.total_seconds())
+            case Retried() if event.tool:
+                counters.tool_retries += 1
+            case Retried():
+                counters.model_retries += 1
+            case CallInDoubt():
+                counters.calls_in_doubt += 1
+            case AttemptStarted() if self._taken_from is not None:
+                counters.takeovers += 1
+            case AttemptEnded():
+                self._count_usage()
+                counters.add_attempt(event.end.value)
+
+    def _count_usage(self) -> None:
+        used = self._state.own_usage
+        if used is not self._counted:
+            self._counters.add_usage(used - self._counted)
+            self._counted = used
+
+
 class RunMetrics:
-    """The counters of all runs of a process. They count up while it lives."""
+    """The counters of all runs of a process. They count up while it lives. An `ObserverFactory`."""
 
     def __init__(self) -> None:
         self._agents: dict[str, AgentMetrics] = {}
@@ -76,6 +131,10 @@ class RunMetrics:
     def agents(self) -> dict[str, AgentMetrics]:
         """The counters by name of the agent. A copy: another thread may read it."""
         return dict(self._agents)
+
+    def begin(self, attempt: AttemptControl) -> AttemptMetrics:
+        """Count what the attempt does."""
+        return AttemptMetrics(attempt, self.get(attempt.info.agent_name))
 
     def get(self, agent: str) -> AgentMetrics:
         """Return the counters of an agent."""

@@ -1,25 +1,25 @@
 """The ports that a host may plug into a run. All are optional: with none, a run is bounded and in memory."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from holdfast.core.agents.tool import Tool
-from holdfast.core.agents.tool_context import ToolContext
+from holdfast.core.metrics import RunMetrics
+from holdfast.core.observer import AttemptControl, Observer, ObserverFactory
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.mail import Mail
 from holdfast.core.run.messages import MessageCodec, Usage
 from holdfast.core.run.run_events import Event
 from holdfast.core.run.state import RunState
 from holdfast.core.run.status import AttemptEnd
-from holdfast.core.telemetry_port import Telemetry
 
 
 @runtime_checkable
 class Closeable(Protocol):
-    """An audit, budget or rate limiter that holds a database or unwritten rows. The executor closes it at its end."""
+    """A port that holds a database or unwritten rows: the executor closes it when its last attempt has ended."""
 
     async def close(self) -> None: ...
 
@@ -155,31 +155,6 @@ class CheckpointerFactory(Protocol):
         ...
 
 
-class Recorder(Protocol):
-    """The audit of one run. Methods return at once; slow work happens in the background."""
-
-    def start(self, *, resumed: bool) -> None: ...
-
-    def step(self, step: int, usage: Usage) -> None:
-        """Record a finished step; `usage` is the run's own total."""
-        ...
-
-    def tool(self, call: ToolContext, *, effect: str, error: bool, took: timedelta) -> None: ...
-
-    def event(self, name: str, detail: str) -> None: ...
-
-    def close(self, status: str, usage: Usage, error: BaseException | None) -> None: ...
-
-
-@runtime_checkable
-class Audit(Protocol):
-    """Keeps a record of every run."""
-
-    def begin(self, info: RunInfo, state: RunState) -> Recorder:
-        """Return the recorder of one attempt of a run. Data that has to survive the process goes into port data."""
-        ...
-
-
 @runtime_checkable
 class Budget(Protocol):
     """Decides whether a run may spend more."""
@@ -227,70 +202,28 @@ class RateLimiter(Protocol):
         ...
 
 
-class AttemptControl(Protocol):
-    """The actions of a critic on the run it watches."""
+@runtime_checkable
+class Critic(Protocol):
+    """Watches attempts for activity."""
 
-    def steer(self, text: str) -> None:
-        """Put a message in front of the run's next step.
+    def begin(self, attempt: AttemptControl, max_runtime: timedelta | None) -> Observer | None:
+        """Watch an attempt, with `max_runtime` as the soft timeout. `None`: no watch, and `max_runtime` stops the run.
 
-        Raises:
-            PayloadError: the text cannot be stored. Nothing was changed.
+        The watch also gets the public events of child runs, which are activity of their parent.
         """
         ...
 
-    def kill(self, reason: str) -> None:
-        """End the run with `RunKilled`."""
-        ...
-
-    async def save_now(self) -> None:
-        """Save the run's port data now instead of with its next step."""
-        ...
-
-
-class Watch(Protocol):
-    """A critic's watch on one run."""
-
-    def activity(self) -> None:
-        """Record activity of the run. Returns at once."""
-        ...
-
-    def close(self) -> None: ...
-
 
 @runtime_checkable
-class Critic(Protocol):
-    """Watches runs for activity."""
+class Telemetry(ObserverFactory, Protocol):
+    """Observes attempts, exports counters, and carries a trace from `submit` to the worker."""
 
-    def begin(
-        self, info: RunInfo, state: RunState, control: AttemptControl, max_runtime: timedelta | None
-    ) -> Watch | None:
-        """Watch a run, with `max_runtime` as the soft timeout. `None`: no watch, and `max_runtime` stops the run."""
+    def export(self, metrics: RunMetrics) -> None:
+        """Export these counters from now on."""
         ...
 
-
-class DraftWriter(Protocol):
-    """Shows one reply under way to watchers. Methods return at once."""
-
-    def add(self, *, text: str = "", reasoning: str = "") -> None: ...
-
-    def restart(self) -> None:
-        """Withdraw what was added: the model is asked again."""
-        ...
-
-    def close(self) -> None:
-        """End the draft: the reply is complete, or the run has ended."""
-        ...
-
-
-class Watchers(Protocol):
-    """Shows what the runs of this process do to those who watch them. Methods return at once."""
-
-    def on_save(self, run_id: str) -> None:
-        """Notify the watchers of a run that it was saved."""
-        ...
-
-    def open_draft(self, run_id: str, checkpointer: Checkpointer) -> DraftWriter | None:
-        """Begin to show a reply; `None` if no draft of this run can be shown."""
+    def submit(self, info: RunInfo) -> Mapping[str, Any]:
+        """A run is submitted here: return port data with the trace context, for the worker that executes it."""
         ...
 
 
@@ -328,11 +261,10 @@ class Ports:
     """The ports of an executor."""
 
     checkpoints: CheckpointerFactory | None = None
-    audit: Audit | None = None
+    #: Such as the audit, telemetry and event streams. The log and the metrics are always there.
+    observers: tuple[ObserverFactory, ...] = ()
     budget: Budget | None = None
     rate_limiter: RateLimiter | None = None
     critic: Critic | None = None
     listener: RunListener | None = None
-    watchers: Watchers | None = None
     extra_tools: ToolProvider | None = None
-    telemetry: Telemetry | None = None

@@ -7,8 +7,8 @@ from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any
 
+from holdfast.core.ports import Telemetry
 from holdfast.core.run.info import RunInfo
-from holdfast.core.telemetry_port import Telemetry
 
 #: In a run's port data: the trace contexts of the `parent` of all attempts and of the `last` attempt, and
 #: `waiting_since` in nanoseconds.

@@ -9,8 +9,8 @@ from holdfast.clock import Clock
 from holdfast.config import CheckpointSettings, WorkerSettings
 from holdfast.core.agents.agent import AgentRepository, AgentSource
 from holdfast.core.errors import DefinitionError
-from holdfast.core.ports import Audit, Budget, Closeable, Critic, RateLimiter, RunListener, ToolProvider
-from holdfast.core.telemetry_port import Telemetry
+from holdfast.core.observer import ObserverFactory
+from holdfast.core.ports import Budget, Closeable, Critic, RateLimiter, RunListener, Telemetry, ToolProvider
 from holdfast.core.validation import check_protocol, check_type
 from holdfast.stores.from_url import store_from_url
 from holdfast.stores.host import HostStore
@@ -29,7 +29,7 @@ class AppOptions(TypedDict, total=False):
     store: RunStore | CheckpointStore | str | None
     checkpoint: CheckpointSettings
     worker: WorkerSettings | bool
-    audit: Audit | None
+    audit: ObserverFactory | None
     budget: Budget | None
     rate_limits: RateLimiter | None
     critic: Critic | None
@@ -41,7 +41,7 @@ class AppOptions(TypedDict, total=False):
 
 
 _PORTS: Mapping[str, type] = {
-    "audit": Audit,
+    "audit": ObserverFactory,
     "budget": Budget,
     "rate_limits": RateLimiter,
     "critic": Critic,

@@ -201,7 +201,7 @@ async def test_a_message_after_the_answer_is_answered() -> None:
     async def look(city: str) -> str:
         execution = host.executor.get_run(RUN)
         assert execution is not None
-        execution.steer("and Faro?")
+        execution.nudge("and Faro?")
         return "warm"
 
     class Model(ScriptedModel):
@@ -210,7 +210,7 @@ async def test_a_message_after_the_answer_is_answered() -> None:
             if len(self.requests) == 2:
                 execution = host.executor.get_run(RUN)
                 assert execution is not None
-                execution.steer("and Bari?")
+                execution.nudge("and Bari?")
             return response
 
     model = Model([call("c1", "look", city="Lyon")], "done")

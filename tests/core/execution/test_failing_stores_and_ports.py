@@ -1,7 +1,7 @@
 """A store that fails once, or at first, and ports of the host that raise."""
 
 import logging
-from typing import Any
+from datetime import timedelta
 
 import pytest
 from tests.scripted_model import ScriptedModel, call, tool_reply
@@ -13,7 +13,16 @@ from holdfast.checkpoint.record import RunStatus
 from holdfast.config import CheckpointSettings
 from holdfast.core.errors import NotDurable
 from holdfast.core.metrics import RunMetrics
-from holdfast.core.ports import Ports, Recorder, Watch
+from holdfast.core.observer import (
+    PUBLIC_EVENTS,
+    AttemptControl,
+    AttemptEnded,
+    AttemptStarted,
+    CallEnded,
+    ObservedEvent,
+    StepEnded,
+)
+from holdfast.core.ports import Ports
 
 KEPT = CheckpointSettings()
 
@@ -89,31 +98,14 @@ class Broken:
         if self._left < 0:
             raise ValueError("broken")
 
-    def begin(self, *_: Any) -> Any:
+    kinds: frozenset[type] = PUBLIC_EVENTS | {AttemptStarted, CallEnded, StepEnded, AttemptEnded}
+
+    def begin(self, attempt: AttemptControl, max_runtime: timedelta | None = None) -> "Broken":
         self._call()
         return self
 
-    def start(self, *, resumed: bool) -> None:
+    def observe(self, event: ObservedEvent) -> None:
         self._call()
-
-    def step(self, *_: Any) -> None:
-        self._call()
-
-    def tool(self, *_: Any, **__: Any) -> None:
-        self._call()
-
-    def event(self, *_: Any) -> None:
-        self._call()
-
-    def activity(self) -> None:
-        self._call()
-
-    def close(self, *_: Any) -> None:
-        self._call()
-
-
-def _check_protocols(broken: Broken) -> tuple[Recorder, Watch]:
-    return broken, broken
 
 
 @pytest.mark.parametrize("calls_before", [0, 1, 2, 3])
@@ -122,12 +114,12 @@ async def test_an_audit_or_a_critic_that_raises_is_logged_and_does_not_fail_the_
     port: str, calls_before: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = Broken(calls_before)
-    ports = Ports(audit=broken) if port == "audit" else Ports(critic=broken)
+    ports = Ports(observers=(broken,)) if port == "audit" else Ports(critic=broken)
     host = SimulatedHost(settings=KEPT, ports=ports)
     model = ScriptedModel(tool_reply(call("1", "book")), "done")
     agent = Agent(name="a", model=model, tools=[book])
     with caplog.at_level(logging.ERROR, "holdfast.run"):
         assert (await host.executor.run(agent, "go", run_id="r")).output == "done"
     assert await host.get_statuses() == {"r": RunStatus.DONE}
-    assert any(port in record.getMessage() for record in caplog.records)
+    assert any("its observer Broken" in record.getMessage() for record in caplog.records)
     assert broken.calls <= calls_before + 2, "it is not called again, but to be closed"

@@ -34,8 +34,8 @@ async def test_a_message_is_steered_in_between_two_steps() -> None:
     async def hint() -> str:
         execution = executor.get_run("r")
         assert execution is not None
-        execution.steer("mind the gap")
-        execution.steer("and the doors")
+        execution.nudge("mind the gap")
+        execution.nudge("and the doors")
         return "seen"
 
     model = ScriptedModel(tool_reply(call("1", "hint")), "done")
@@ -54,9 +54,9 @@ async def test_a_message_that_cannot_be_stored_is_refused_and_the_run_goes_on() 
     async def hint() -> str:
         execution = host.executor.get_run("r")
         assert execution is not None
-        execution.steer("hurry up")
+        execution.nudge("hurry up")
         with pytest.raises(PayloadError, match="cannot be stored"):
-            execution.steer("half a pair \ud83d")
+            execution.nudge("half a pair \ud83d")
         return "seen"
 
     model = ScriptedModel(tool_reply(call("1", "hint")), "done")
@@ -70,7 +70,7 @@ async def test_a_message_that_comes_with_the_answer_is_answered_too() -> None:
     async def first(messages: Sequence[Message]) -> Reply:
         execution = executor.get_run("r")
         assert execution is not None
-        execution.steer("one more thing")
+        execution.nudge("one more thing")
         return Reply(text="done")
 
     model = ScriptedModel(first, "done as well")
@@ -86,7 +86,7 @@ async def test_a_steered_message_survives_a_resume_once_its_step_is_saved() -> N
     async def hint() -> None:
         execution = host.executor.get_run("r")
         assert execution is not None
-        execution.steer("mind the gap")
+        execution.nudge("mind the gap")
 
     model = ScriptedModel(tool_reply(call("1", "hint")), tool_reply(call("2", "look")), Shutdown("now"))
     with pytest.raises(Shutdown):
@@ -108,8 +108,8 @@ async def test_what_no_step_took_before_a_shutdown_is_said_in_the_next_life_and_
     async def hint() -> None:
         execution = host.executor.get_run("r")
         assert execution is not None
-        execution.steer("mind the gap")
-        execution.steer("and the doors")
+        execution.nudge("mind the gap")
+        execution.nudge("and the doors")
         closing.append(asyncio.create_task(host.executor.shutdown()))
         while not execution.stop_state.draining:  # noqa: ASYNC110 - until the shutdown has had its turn
             await asyncio.sleep(0)
@@ -134,7 +134,7 @@ async def test_what_came_with_the_answer_is_answered_in_the_next_life() -> None:
     async def answers(messages: Sequence[Message]) -> Reply:
         execution = host.executor.get_run("r")
         assert execution is not None
-        execution.steer("one more thing")
+        execution.nudge("one more thing")
         execution.stop_state.draining = True
         return Reply(text="done")
 
@@ -162,7 +162,7 @@ async def test_what_a_step_had_begun_to_take_when_it_was_stopped_is_not_lost(whe
     async def hint() -> None:
         execution = host.executor.get_run("r")
         assert execution is not None
-        execution.steer("mind the gap")
+        execution.nudge("mind the gap")
 
     model = ScriptedModel(tool_reply(call("1", "hint")), "never")
     compact = stops if where == "compact" else None
@@ -191,7 +191,7 @@ async def test_what_stops_a_run_before_its_step_does_not_take_what_was_steered_i
     async def hint() -> None:
         execution = executor.get_run("r")
         assert execution is not None
-        execution.steer("mind the gap")
+        execution.nudge("mind the gap")
         steered.append(execution)
 
     with pytest.raises(RunParked):

@@ -202,7 +202,7 @@ async def check(actions: list[str | int]) -> None:
             await watcher.leave()
         else:
             await (run.resume() if action == "resume" else run.act(action))
-            hub.on_save("r")
+            hub.wake("r")
             await watcher.catch_up()
     await watcher.leave()
     await run.finish()

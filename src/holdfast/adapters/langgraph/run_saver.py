@@ -119,7 +119,7 @@ class RunSaver(HoldfastSaver):
             for reply in replies:
                 await self._context.emit_reply(str(reply.text))
         elif replies:
-            self._context.run.close_draft()
+            self._context.end_draft()
 
     def _find_replies(self, writes: Sequence[tuple[str, Any]]) -> list[AIMessage]:
         """Return the replies of a model among the writes of a task that were not seen before."""

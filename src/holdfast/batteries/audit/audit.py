@@ -12,13 +12,22 @@ import msgspec
 
 from holdfast.batteries.audit.audit_rows import AuditKind, AuditQuery, AuditRow, AuditTable, replace_unstorable
 from holdfast.clock import CLOCK, Clock
-from holdfast.core.agents.tool_context import ToolContext
 from holdfast.core.errors import format_error
-from holdfast.core.ports import Recorder
+from holdfast.core.log import describe_retry
+from holdfast.core.observer import (
+    AttemptControl,
+    AttemptEnded,
+    AttemptStarted,
+    CallAnswered,
+    CallEnded,
+    CallInDoubt,
+    ObservedEvent,
+    Retried,
+    StepEnded,
+)
 from holdfast.core.redaction import Redact, Redactor
-from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import NO_USAGE, Usage
-from holdfast.core.run.state import RunState
+from holdfast.core.run.waiting import describe_decision
 from holdfast.db.tables import Tables
 from holdfast.root_error import HoldfastError
 
@@ -38,7 +47,7 @@ class AuditError(HoldfastError):
 
 
 class Audit:
-    """Records every run, step and tool call. A run never waits for it."""
+    """Records every run, step and tool call. A run never waits for it. An `ObserverFactory`."""
 
     def __init__(
         self,
@@ -78,9 +87,9 @@ class Audit:
         """Open the rows: in `tables`, unless the audit was given others."""
         await self._rows.open(tables)
 
-    def begin(self, info: RunInfo, state: RunState) -> Recorder:
-        """Return the recorder of one run."""
-        return RunRecorder(self, info, self._redact, self._clock)
+    def begin(self, attempt: AttemptControl) -> "AttemptAudit":
+        """Record one attempt of a run."""
+        return AttemptAudit(self, attempt, self._redact, self._clock)
 
     def put(self, row: AuditRow) -> None:
         """Queue a row to be written. Values that cannot be stored are replaced, and logged."""
@@ -154,40 +163,50 @@ class Audit:
             self._pending.popleft()
 
 
-class RunRecorder:
-    """Turns the events of one run into audit rows."""
+class AttemptAudit:
+    """Turns the events of one attempt into audit rows."""
 
-    def __init__(self, audit: Audit, info: RunInfo, redact: Redact, clock: Clock) -> None:
-        self._audit, self._info, self._redact, self._clock = audit, info, redact, clock
+    kinds: frozenset[type] = frozenset(
+        {AttemptStarted, AttemptEnded, StepEnded, CallEnded, CallInDoubt, CallAnswered, Retried}
+    )
 
-    def start(self, *, resumed: bool) -> None:
-        """Record that the run starts or resumes."""
-        self._record("start", status="resumed" if resumed else "begun")
+    def __init__(self, audit: Audit, attempt: AttemptControl, redact: Redact, clock: Clock) -> None:
+        self._audit, self._redact, self._clock = audit, redact, clock
+        self._info, self._state, self._resumed = attempt.info, attempt.state, attempt.resumed
 
-    def step(self, step: int, usage: Usage) -> None:
-        """Record a finished step."""
-        self._record("step", usage, step=step)
+    def observe(self, event: ObservedEvent) -> None:
+        match event:
+            case AttemptStarted():
+                self._record("start", status="resumed" if self._resumed else "begun")
+            case StepEnded():
+                self._record("step", self._state.own_usage, step=self._state.steps)
+            case CallEnded(outcome="done" | "error"):
+                self._record_call(event)
+            case CallInDoubt():
+                self._record_event("in doubt", f"{event.call.tool} {event.call.call_id}")
+            case CallAnswered() if event.call.is_recorded:
+                decision = describe_decision(event.decision)
+                self._record_event("decision", f"{event.call.tool} ({event.call.call_id}) {decision}")
+            case Retried():
+                self._record_event("retry", describe_retry(event))
+            case AttemptEnded():
+                detail = "" if event.error is None else self._redact(format_error(event.error))
+                failed = event.error is not None
+                self._record("end", self._state.own_usage, status=event.end.value, failed=failed, detail=detail)
 
-    def tool(self, call: ToolContext, *, effect: str, error: bool, took: timedelta) -> None:
-        """Record a finished tool call."""
+    def _record_call(self, event: CallEnded) -> None:
         self._record(
             "tool",
-            name=call.tool,
-            call_id=call.call_id,
-            effect=effect,
-            arguments=self._redact(call.arguments),
-            failed=error,
-            took_seconds=took.total_seconds(),
+            name=event.call.tool,
+            call_id=event.call.call_id,
+            effect=event.effect.value,
+            arguments=self._redact(event.call.arguments),
+            failed=event.outcome == "error",
+            took_seconds=event.took.total_seconds(),
         )
 
-    def event(self, name: str, detail: str) -> None:
-        """Record any other event."""
+    def _record_event(self, name: str, detail: str) -> None:
         self._record("event", name=name, detail=self._redact(detail))
-
-    def close(self, status: str, usage: Usage, error: BaseException | None) -> None:
-        """Record that the run ended, or was interrupted."""
-        detail = "" if error is None else self._redact(format_error(error))
-        self._record("end", usage, status=status, failed=error is not None, detail=detail)
 
     def _record(self, kind: AuditKind, usage: Usage = NO_USAGE, **fields: Any) -> None:
         self._audit.put(

@@ -5,9 +5,7 @@ from datetime import timedelta
 
 from holdfast.batteries.critic.watchdog import CriticError, Escalator, ExtendOnce, IdleWatch, TimerQueue, WatchTimeouts
 from holdfast.clock import CLOCK, Clock
-from holdfast.core.ports import AttemptControl, Watch
-from holdfast.core.run.info import RunInfo
-from holdfast.core.run.state import RunState
+from holdfast.core.observer import AttemptControl, Observer
 
 
 class Critic:
@@ -49,10 +47,8 @@ class Critic:
         self._escalator_timeout, self._clock = escalator_timeout, clock or CLOCK.get()
         self._timers = TimerQueue(self._clock)
 
-    def begin(
-        self, info: RunInfo, state: RunState, control: AttemptControl, max_runtime: timedelta | None
-    ) -> Watch | None:
-        """Watch a run. Returns `None` if it has no soft timeout, so that its own bounds apply."""
+    def begin(self, attempt: AttemptControl, max_runtime: timedelta | None) -> Observer | None:
+        """Watch an attempt. Returns `None` if it has no soft timeout, so that its own bounds apply."""
         soft = self._soft_timeout or max_runtime
         if soft is None:
             return None
@@ -63,5 +59,5 @@ class Critic:
             escalator=self._escalator_timeout.total_seconds(),
         )
         return IdleWatch(
-            info, state, control, timeouts=timeouts, escalators=self._escalators, timers=self._timers, clock=self._clock
+            attempt, timeouts=timeouts, escalators=self._escalators, timers=self._timers, clock=self._clock
         )

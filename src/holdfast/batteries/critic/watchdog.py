@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.clock import Clock, Timer
 from holdfast.core.errors import PayloadError
-from holdfast.core.ports import AttemptControl
+from holdfast.core.observer import PUBLIC_EVENTS, AttemptControl, AttemptEnded, ObservedEvent
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.state import RunState
 from holdfast.root_error import HoldfastError
@@ -151,24 +151,25 @@ class WatchTimeouts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IdleWatch:
-    """Measures the idle time of one run and acts on it.
+    """Measures the idle time of one attempt and acts on it. Any public event is activity, also one of a child run.
 
     All times are the execution time of the run, or of the turn of a conversation: a resumed one continues at its saved
     value.
     """
 
+    kinds: frozenset[type] = PUBLIC_EVENTS | {AttemptEnded}
+
     def __init__(
         self,
-        info: RunInfo,
-        state: RunState,
-        control: AttemptControl,
+        attempt: AttemptControl,
         *,
         timeouts: WatchTimeouts,
         escalators: Sequence[Escalator],
         timers: TimerQueue,
         clock: Clock,
     ) -> None:
-        self._info, self._state, self._control, self._timeouts = info, state, control, timeouts
+        info, state = attempt.info, attempt.state
+        self._info, self._state, self._attempt, self._timeouts = info, state, attempt, timeouts
         self._escalators, self._timers, self._clock = escalators, timers, clock
         elapsed = state.turn_elapsed.total_seconds()
         self._started_at = clock.monotonic() - elapsed
@@ -184,8 +185,10 @@ class IdleWatch:
         self._write_port_data()
         self._set_timer(self._last_activity + timeouts.soft)
 
-    def activity(self) -> None:
+    def observe(self, event: ObservedEvent) -> None:
         """Record activity: the idle period ends, and the escalator may be asked about the next one."""
+        if isinstance(event, AttemptEnded):
+            self._close()
         if self._closed:
             return
         self._last_activity = self._now()
@@ -194,7 +197,7 @@ class IdleWatch:
             self._escalated = False
             self._set_timer(self._last_activity + self._timeouts.soft)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Stop watching the run."""
         self._closed = True
         self._timers.cancel(self._timer_id)
@@ -267,7 +270,7 @@ class IdleWatch:
             return
         if decision.nudge:
             try:
-                self._control.steer(decision.nudge)
+                self._attempt.nudge(decision.nudge)
             except PayloadError as exc:
                 log.warning("run %s: an escalator's nudge was refused: %s", self._info.run_id, exc)
         if decision.extend > timedelta(0):
@@ -275,12 +278,12 @@ class IdleWatch:
             self._extension_s += decision.extend.total_seconds()
             self._write_port_data()
             # Save now: the extension counts for the run, so it has to survive a crash of this process.
-            await self._control.save_now()
+            await self._attempt.save()
 
     def _kill(self, reason: str) -> None:
         self._closed = True
         log.warning("run %s was killed: %s", self._info.run_id, reason)
-        self._control.kill(reason)
+        self._attempt.kill(reason)
 
     def _describe_idle_run(self) -> IdleRun:
         now = self._now()

@@ -41,7 +41,7 @@ class Instruments:
         self._saves = meter.create_histogram("holdfast.save.duration", "s", "Time that runs waited for saves")
         self._tokens = meter.create_histogram("gen_ai.client.token.usage", "{token}", "Tokens of model calls")
 
-    def observe(self, metrics: RunMetrics) -> None:
+    def export(self, metrics: RunMetrics) -> None:
         """Export the counters of a process."""
         for name, (description, unit, read) in _COUNTERS.items():
             self._meter.create_observable_counter(

@@ -26,14 +26,14 @@ from holdfast.core.execution.saving import IntentTimer, Saver
 from holdfast.core.execution.stop_state import StopCause, StopState
 from holdfast.core.loop import Loop
 from holdfast.core.metrics import RunMetrics
-from holdfast.core.ports import Checkpointer, DraftWriter, Ports, Recorder, Resumption, Watch
+from holdfast.core.observer import ObserverFactory, Observers
+from holdfast.core.ports import Checkpointer, Ports, Resumption
 from holdfast.core.run.info import AgentDetails, RunInfo
 from holdfast.core.run.mail import Mailbox
 from holdfast.core.run.result import Result
-from holdfast.core.run.run_events import Event, RecordedEvent
+from holdfast.core.run.run_events import RecordedEvent
 from holdfast.core.run.state import RunState
 from holdfast.core.run.status import AttemptEnd, classify_error
-from holdfast.core.telemetry_port import RunTelemetry
 
 log: logging.Logger = logging.getLogger("holdfast.run")
 
@@ -67,6 +67,8 @@ class Services:
     default_loop: Loop
     threads: ToolThreads
     metrics: RunMetrics
+    #: They observe every attempt from its making on, also one whose checkpoint cannot be opened.
+    observers: tuple[ObserverFactory, ...]
     require_durability: bool
     shutdown_exceptions: tuple[type[BaseException], ...]
 
@@ -102,24 +104,18 @@ class RunExecution:
         self.messages: Messages = Messages(self.state, self.mailbox)
         #: It may have started child runs that are not terminal, in this process or an earlier one.
         self.may_have_children: bool = self.resumed
-        self.recorder: Recorder | None = None
-        self.trace: RunTelemetry | None = None
-        self.metrics = services.metrics.get(self.info.agent_name)
+        self.observers: Observers = Observers(
+            self.info, self.ports.listener, None if parent is None else parent.observers
+        )
         self.saver: Saver = Saver(
             self.info.run_id,
             self.state,
             self.stop_state,
             checkpointer=None if resumption is None else resumption.checkpointer,
             clock=self.clock,
-            metrics=self.metrics,
-            watchers=self.ports.watchers,
+            observers=self.observers,
             require_durability=services.require_durability,
         )
-        self.watch: Watch | None = None
-        #: The reply under way, once the model has streamed a part of it.
-        self.draft: DraftWriter | None = None
-        #: Without a listener or a watch, here or above, events need not be made.
-        self.has_listeners: bool = self.ports.listener is not None or (parent is not None and parent.has_listeners)
         self.finalize_task: asyncio.Task[BaseException | None] | None = None
         #: The `Result` of the run or its error, for tasks that wait for it beside its caller.
         self.outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -129,6 +125,7 @@ class RunExecution:
         self.supervisor: asyncio.Task[Any] | None = None
         self._steps_at_start = self.state.steps
         self._had_history = bool(self.state.history)
+        self.observers.begin(services.observers, self)
 
     # -- stop ---------------------------------------------------------------------------------------------------
 
@@ -272,7 +269,7 @@ class RunExecution:
     def is_child(self) -> bool:
         return self._parent is not None
 
-    def steer(self, text: str) -> None:
+    def nudge(self, text: str) -> None:
         """Put a message before the next step: for critics. Raises as `Messages.add_nudge` does."""
         self.messages.add_nudge(text)
 
@@ -292,7 +289,7 @@ class RunExecution:
     def checkpointer(self) -> Checkpointer | None:
         return self.saver.checkpointer
 
-    async def save_now(self) -> None:
+    async def save(self) -> None:
         """Make the port data durable now: for critics."""
         await self.saver.save(force=True)
 
@@ -313,36 +310,11 @@ class RunExecution:
                 if ended or self.stop_state.abandoned:
                     raise
 
-    def open_draft(self) -> DraftWriter | None:
-        """Return the draft of the reply under way; `None` if it cannot be watched."""
-        if self.draft is None and self.ports.watchers is not None and self.checkpointer is not None:
-            self.draft = self.ports.watchers.open_draft(self.info.run_id, self.checkpointer)
-        return self.draft
-
-    def restart_draft(self) -> None:
-        if self.draft is not None:
-            self.draft.restart()
-
-    def close_draft(self) -> None:
-        if self.draft is not None:
-            self.draft.close()
-            self.draft = None
-
     def record_event(self, event: RecordedEvent) -> None:
         """Add an event to the journal with the next save, for watchers: nothing else in the journal tells of it."""
         if self.checkpointer is not None:
             recorded = msgspec.structs.replace(event, at=self.clock.now())
             self.state.recorded_events.append((len(self.state.history), msgspec.json.encode(recorded)))
-
-    async def emit(self, event: Event) -> None:
-        """Report activity to the watches of this run and its parents, and the event to the listener."""
-        above: RunExecution | None = self
-        while above is not None:
-            if above.watch is not None:
-                above.watch.activity()
-            above = above._parent
-        if self.ports.listener is not None:
-            await self.ports.listener.on_event(self.info, event)
 
 
 def _mark_retrieved(task: asyncio.Task[Any]) -> None:

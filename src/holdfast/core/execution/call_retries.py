@@ -17,8 +17,9 @@ from holdfast.core.agents.tool_threads import release_slot_during
 from holdfast.core.errors import ModelUnavailable, ToolTimeout, convert_process_exit
 from holdfast.core.execution.attempt import RunExecution
 from holdfast.core.execution.model_gate import ModelGate
-from holdfast.core.log import format_short, log_retry
-from holdfast.core.run.run_events import RetryScheduled
+from holdfast.core.log import format_short
+from holdfast.core.observer import MODEL_ASKED, REPLY_RECEIVED, ReplyReceived, Retried
+from holdfast.core.run.run_events import DraftRetracted, RetryScheduled
 
 _FIRST_OUTAGE_DELAY = timedelta(seconds=30)
 _MAX_OUTAGE_DELAY = timedelta(minutes=15)
@@ -49,7 +50,8 @@ class ModelRetries:
             Exception: `error` itself, if it is not transient.
         """
         run = self._run
-        run.restart_draft()
+        if DraftRetracted in run.observers.wanted:
+            run.observers.emit(DraftRetracted(run_id=run.info.run_id, step=run.state.steps + 1))
         self._gate.on_error(error)
         interrupts = run.is_resumable_after(error) and not isinstance(error, ModelUnavailable)
         if error is self._final_error or interrupts or run.is_stopping or not self._policy.is_transient(error):
@@ -62,14 +64,13 @@ class ModelRetries:
             raise self._final_error from error
         await _report_retry(run, self._backoff.failed_tries, delay, error)
         await run.pause(delay)
-        if run.trace is not None:
-            run.trace.begin_model_call()
+        run.observers.emit(MODEL_ASKED)
 
     def on_reply(self) -> None:
         """Record that the model replied: the next call has all its attempts, and the next outage a short delay."""
         self._backoff = None
-        if self._run.trace is not None:
-            self._run.trace.receive_reply()
+        if ReplyReceived in self._run.observers.wanted:
+            self._run.observers.emit(REPLY_RECEIVED)
         retry = self._run.state.retry
         if retry.next_at is not None or retry.outages:
             self._run.state.retry = msgspec.structs.replace(retry, next_at=None, outages=0)
@@ -172,20 +173,12 @@ async def _run_within_timeout(tool: Tool, timeout: timedelta, work: Coroutine[An
 async def _report_retry(
     run: RunExecution, attempt: int, delay: timedelta, error: Exception, tool: str = "", call_id: str = ""
 ) -> None:
-    """Make a retry visible: to listeners, in the audit, in the log and in the store."""
-    detail = log_retry(run.info, run.state, attempt, delay, error, tool, call_id)
+    """Make a retry visible: to observers, to the listener and in the store."""
     retry = run.state.retry
     run.state.retry = msgspec.structs.replace(
         retry, count=retry.count + 1, error=format_short(error), next_at=run.clock.now() + delay
     )
-    if tool:
-        run.metrics.tool_retries += 1
-    else:
-        run.metrics.model_retries += 1
-    if run.trace is not None:
-        run.trace.retry(tool, attempt, delay, error)
-    if run.recorder is not None:
-        run.recorder.event("retry", detail)
+    run.observers.emit(Retried(tool=tool, call_id=call_id, failed_tries=attempt, delay=delay, error=error))
     event = RetryScheduled(
         run_id=run.info.run_id,
         step=run.state.steps + 1,
@@ -196,5 +189,5 @@ async def _report_retry(
         delay=delay,
     )
     run.record_event(event)
-    await run.emit(event)
+    await run.observers.publish(event)
     await run.saver.save()

@@ -22,6 +22,7 @@ from holdfast.core.execution.lifecycle import StoredResult, execute, finalize, r
 from holdfast.core.execution.native_loop import NATIVE_LOOP
 from holdfast.core.execution.saving import IntentTimer
 from holdfast.core.execution.shutdown import Drain, install_signal_handlers
+from holdfast.core.log import RunLog
 from holdfast.core.metrics import RunMetrics
 from holdfast.core.ports import Closeable, Ports, Resumption
 from holdfast.core.run.info import RunInfo, RunOptions
@@ -52,6 +53,7 @@ class Executor:
             shutdown_timeout: for a shutdown that names none, such as that of a process which a tool ends.
         """
         self._shutdown_timeout = shutdown_timeout
+        metrics = RunMetrics() if metrics is None else metrics
         self._services = Services(
             supervisor=self,
             ports=ports or Ports(),
@@ -59,7 +61,8 @@ class Executor:
             intent_timer=IntentTimer(clock),
             default_loop=NATIVE_LOOP,
             threads=ToolThreads(),
-            metrics=metrics or RunMetrics(),
+            metrics=metrics,
+            observers=(RunLog(), metrics),
             require_durability=require_durability,
             shutdown_exceptions=shutdown_exceptions,
         )
@@ -282,7 +285,7 @@ class Executor:
         drain = Drain(self._runs, self._idle, self._services.threads, clock)
         await drain.finish(timeout)
         # Before the store: they may keep their last rows in it.
-        closed_first: tuple[object, ...] = (ports.audit, ports.budget, ports.rate_limiter)
+        closed_first: tuple[object, ...] = (*ports.observers, ports.budget, ports.rate_limiter)
         for port in closed_first:
             if isinstance(port, Closeable):
                 await close_with_timeout(type(port).__name__, port.close, clock)

@@ -25,10 +25,10 @@ from holdfast.core.errors import (
     convert_process_exit,
 )
 from holdfast.core.execution.attempt import RunExecution, log
-from holdfast.core.execution.reporting import begin_watch, report_begin, report_end
 from holdfast.core.execution.step import StepContext
 from holdfast.core.execution.turn_cycle import end_turn, ends_turn, open_turn
 from holdfast.core.loop import Loop
+from holdfast.core.observer import AttemptEnded, AttemptEnding, AttemptStarted
 from holdfast.core.ports import Leave
 from holdfast.core.run.mail import Mail
 from holdfast.core.run.result import Result
@@ -58,12 +58,15 @@ async def _execute(run: RunExecution, source: AgentSource) -> StoredResult:
         turn_mail = open_turn(run) if run.info.conversation else None
         if run.info.conversation and turn_mail is None and run.state.turn is None:
             return Result(run_id=run.info.run_id, output=None, usage=run.state.usage, steps=run.state.steps), None
-        report_begin(run, new_turn=turn_mail is not None)
+        run.begun = True
+        run.observers.begin(ports.observers, run)
+        run.observers.emit(AttemptStarted(new_turn=turn_mail is not None))
         agent = await _build_agent(source, run)
         loop = run.loop = run.services.get_loop(agent)
         run.state.codec = loop.codec
         if run.resumed and turn_mail is None:
-            await run.emit(StatusChanged(run_id=run.info.run_id, step=run.state.steps, status="running", resumed=True))
+            resumed = StatusChanged(run_id=run.info.run_id, step=run.state.steps, status="running", resumed=True)
+            await run.observers.publish(resumed)
         timer = _start_watch(agent, run)
         if ports.budget is not None:
             await ports.budget.check(run.info, run.state)
@@ -120,9 +123,9 @@ def _set_build_failures(state: RunState, count: int) -> None:
 
 def _start_watch(agent: Agent, run: RunExecution) -> Timer | None:
     """Start the critic's watch. Without one, start the timer that stops the run after `max_runtime`."""
-    limit = agent.bounds.max_runtime
-    begin_watch(run, limit)
-    if limit is None or run.watch is not None:
+    limit, critic = agent.bounds.max_runtime, run.ports.critic
+    is_watched = critic is not None and run.observers.begin_watch(critic, run, limit)
+    if limit is None or is_watched:
         return None
     return _stop_later(run, limit, max(limit - run.state.turn_elapsed, timedelta(0)))
 
@@ -159,7 +162,7 @@ class _Pipeline:
             await self._drop_messages()
         for phase in phases[len(finished) :]:
             run.state.phase = phase.name
-            await run.emit(PhaseStarted(run_id=info.run_id, step=run.state.steps, name=phase.name))
+            await run.observers.publish(PhaseStarted(run_id=info.run_id, step=run.state.steps, name=phase.name))
             await self._run_phase(phase, phase.render(info, tuple(finished)), last=len(finished) == len(phases) - 1)
         return self._loop.load_output(finished[-1].output)
 
@@ -252,9 +255,7 @@ async def finalize(run: RunExecution, error: BaseException | None, result: Store
     """
     end = run.classify_error(error)
     is_turn_end = ends_turn(run, end, error)
-    run.close_draft()
-    if run.trace is not None:
-        run.trace.prepare_end(end.value)
+    run.observers.emit(AttemptEnding(end=end))
     try:
         # Usage of the last step is committed while the run is in the store: afterwards it could not be found.
         await _call_port(run, _commit_budget(run, end))
@@ -267,8 +268,8 @@ async def finalize(run: RunExecution, error: BaseException | None, result: Store
             raise
     except Exception as exc:  # a store may raise anything
         log.error("run %s: its checkpoint could not be finalized (%s)", run.info.run_id, end, exc_info=exc)
-    await _call_port(run, _close_watch(run))
-    await _call_port(run, report_end(run, end, error, turn_ended=is_turn_end))
+    if run.begun or end in (AttemptEnd.FAILED, AttemptEnd.CANCELLED):
+        run.observers.emit(AttemptEnded(end=end, error=error, turn_ended=is_turn_end))
     await _call_port(run, _report_error(run, error))
     return error
 
@@ -340,11 +341,6 @@ async def _commit_budget(run: RunExecution, end: AttemptEnd) -> None:
     if run.ports.budget is not None and end is not AttemptEnd.LOST:
         run.saver.update_elapsed()
         await run.ports.budget.commit(run.info, run.state)
-
-
-async def _close_watch(run: RunExecution) -> None:
-    if run.watch is not None:
-        run.watch.close()
 
 
 async def _report_error(run: RunExecution, error: BaseException | None) -> None:

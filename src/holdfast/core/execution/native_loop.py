@@ -41,6 +41,7 @@ from holdfast.core.run.messages import (
     User,
 )
 from holdfast.core.run.prompt import dump_json_parts, summarize_prompt
+from holdfast.core.run.run_events import ReplyAdded
 from holdfast.core.run.waiting import ApprovalRequest, Deferred, Suspend
 
 
@@ -180,7 +181,7 @@ class _Conversation:
         reply = await self._request_reply(context.profile.model)
         self._history.append(reply)
         context.add_usage(_ensure_request_counted(reply.usage))
-        if self._run.has_listeners or self._run.draft is not None:
+        if ReplyAdded in self._run.observers.wanted:
             await context.emit_reply(reply.text)
         if self._repeats.count(_list_requested_calls(reply)) > self._max_repeats:
             raise RepeatedToolCalls(context.run_id, reply.tool_calls[0].name, self._max_repeats)

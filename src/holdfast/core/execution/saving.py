@@ -10,10 +10,9 @@ from holdfast.clock import Clock, Timer
 from holdfast.concurrency import run_in_background, shielded
 from holdfast.core.errors import NotDurable, RunError, SaveFailed
 from holdfast.core.execution.stop_state import StopState
-from holdfast.core.metrics import AgentMetrics
-from holdfast.core.ports import Checkpointer, Watchers
+from holdfast.core.observer import ClaimVerified, Observers, Saved
+from holdfast.core.ports import Checkpointer
 from holdfast.core.run.state import RunState
-from holdfast.core.telemetry_port import RunTelemetry
 
 log: logging.Logger = logging.getLogger("holdfast.run")
 
@@ -36,8 +35,7 @@ class Saver:
         *,
         checkpointer: Checkpointer | None,
         clock: Clock,
-        metrics: AgentMetrics,
-        watchers: Watchers | None,
+        observers: Observers,
         require_durability: bool,
     ) -> None:
         """Make the saver of an attempt.
@@ -46,11 +44,10 @@ class Saver:
             checkpointer: of a resumed run. A new one gets its own when it is opened.
         """
         self._run_id, self._state, self._stop_state = run_id, state, stop_state
-        self._clock, self._metrics, self._watchers = clock, metrics, watchers
+        self._clock, self._observers = clock, observers
         self._require_durability = require_durability
         #: `None`: the run is not durable.
         self.checkpointer: Checkpointer | None = checkpointer
-        self.trace: RunTelemetry | None = None
         #: The attempt's own task. Its writes are not interrupted by a stop.
         self.task: asyncio.Task[Any] | None = None
         #: That task waits for the store.
@@ -102,12 +99,7 @@ class Saver:
             saved = False
         else:
             self._is_stored = True
-            took = self._clock.monotonic() - started_at
-            self._metrics.saves.add(took)
-            if self.trace is not None:
-                self.trace.add_save(timedelta(seconds=took))
-            if self._watchers is not None:
-                self._watchers.on_save(self._run_id)
+            self._observers.emit(Saved(took=timedelta(seconds=self._clock.monotonic() - started_at)))
         if is_own_task and self._stop_state.is_stopped:
             raise asyncio.CancelledError
         return saved
@@ -136,7 +128,7 @@ class Saver:
             raise
         except Exception as exc:  # a store may raise anything: it must never become the run's result
             raise SaveFailed(f"run {self._run_id} could not prove that it is still ours: {exc}") from exc
-        self._metrics.claim_checks.add(self._clock.monotonic() - started_at)
+        self._observers.emit(ClaimVerified(took=timedelta(seconds=self._clock.monotonic() - started_at)))
         if is_own_task and self._stop_state.is_stopped:
             raise asyncio.CancelledError
 

@@ -12,11 +12,13 @@ from holdfast.core.execution.model_gate import ModelGate
 from holdfast.core.execution.tool_calls import ToolCalls
 from holdfast.core.execution.turn_cycle import begin_turn, raise_if_interrupted
 from holdfast.core.execution.waits import Waits
+from holdfast.core.observer import MODEL_ASKED, ModelAsked, StepEnded
 from holdfast.core.run.mail import Mail
 from holdfast.core.run.messages import Usage
 from holdfast.core.run.prompt import summarize_prompt
 from holdfast.core.run.run_events import (
     CustomEvent,
+    DraftRetracted,
     MessageAdded,
     ReasoningDelta,
     ReplyAdded,
@@ -24,7 +26,7 @@ from holdfast.core.run.run_events import (
     TextDelta,
     TurnStarted,
 )
-from holdfast.core.run.state import RunState, StepTimer, StepTimes
+from holdfast.core.run.state import RunState, StepTimer
 
 
 class StepContext:
@@ -69,9 +71,9 @@ class StepContext:
             self._turn_mail = None
         self.state.history.extend(messages)
         await self.run.saver.save(force=True)
-        if self.state.turn is not None and self.run.has_listeners:
+        if self.state.turn is not None and TurnStarted in self.run.observers.wanted:
             turn = self.state.turn
-            await self.run.emit(
+            await self.run.observers.publish(
                 TurnStarted(
                     run_id=self.run_id,
                     step=self.state.steps + 1,
@@ -95,8 +97,9 @@ class StepContext:
         if run.info.conversation:
             raise_if_interrupted(run)
         self._times.begin()
-        if run.trace is not None:
-            run.trace.begin_model_call()
+        observers = run.observers
+        if ModelAsked in observers.wanted:
+            observers.emit(MODEL_ASKED)
         bounds, phase_bounds = self.profile.bounds, self.profile.phase_bounds
         if state.turn_steps >= bounds.max_steps:
             raise StepsExceeded(self.run_id, bounds.max_steps)
@@ -104,39 +107,35 @@ class StepContext:
             raise StepsExceeded(self.run_id, phase_bounds.max_steps)
         if run.ports.budget is not None:
             await run.ports.budget.check(run.info, state)
-        if run.has_listeners:
-            await run.emit(StepStarted(run_id=self.run_id, step=state.steps + 1))
+        if StepStarted in observers.wanted:
+            await observers.publish(StepStarted(run_id=self.run_id, step=state.steps + 1))
         if prepare is not None:
             await prepare()
         # Taken last: an error before this point must not lose the messages.
-        if run.messages.is_empty:
+        if not state.nudges and not run.mailbox.unread:
             return []
         for content in run.messages.peek():
             text = summarize_prompt(content)
-            await run.emit(MessageAdded(run_id=self.run_id, step=state.steps + 1, role="user", content=text))
+            await observers.publish(MessageAdded(run_id=self.run_id, step=state.steps + 1, role="user", content=text))
         return run.messages.take()
 
     def add_usage(self, usage: Usage) -> None:
         """Count the usage of a model call or a tool of this run."""
-        self.run.metrics.add_usage(usage)
         self.state.own_usage = self.state.own_usage + usage
-        self.model_gate.on_usage(usage)
+        if self.model_gate.has_limits:
+            self.model_gate.on_usage(usage)
 
     async def emit_text(self, text: str) -> None:
         """Show further text of the reply under way to watchers and listeners. It is not recorded."""
-        run = self.run
-        if text and (draft := run.open_draft()) is not None:
-            draft.add(text=text)
-        if text and run.has_listeners:
-            await run.emit(TextDelta(run_id=self.run_id, step=self.state.steps + 1, text=text))
+        observers = self.run.observers
+        if text and TextDelta in observers.wanted:
+            await observers.publish(TextDelta(run_id=self.run_id, step=self.state.steps + 1, text=text))
 
     async def emit_reasoning(self, text: str) -> None:
         """Show further reasoning that precedes the reply, as `emit_text` does."""
-        run = self.run
-        if text and (draft := run.open_draft()) is not None:
-            draft.add(reasoning=text)
-        if text and run.has_listeners:
-            await run.emit(ReasoningDelta(run_id=self.run_id, step=self.state.steps + 1, text=text))
+        observers = self.run.observers
+        if text and ReasoningDelta in observers.wanted:
+            await observers.publish(ReasoningDelta(run_id=self.run_id, step=self.state.steps + 1, text=text))
 
     async def emit_custom(self, name: str, value: Any, *, path: tuple[str, ...] = ()) -> None:
         """Show data of the run's own code to watchers and listeners, and record it."""
@@ -144,18 +143,24 @@ class StepContext:
         event = CustomEvent(run_id=self.run_id, step=self.state.steps + 1, name=name, value=value, path=path)
         run.record_event(event)
         await run.saver.save()
-        if run.has_listeners:
-            await run.emit(event)
+        if CustomEvent in run.observers.wanted:
+            await run.observers.publish(event)
 
     def restart_draft(self) -> None:
         """Withdraw the text that was emitted: the model is asked again."""
-        self.run.restart_draft()
+        observers = self.run.observers
+        if DraftRetracted in observers.wanted:
+            observers.emit(DraftRetracted(run_id=self.run_id, step=self.state.steps + 1))
+
+    def end_draft(self) -> None:
+        """End the draft of a reply that listeners do not get, such as one within a subgraph."""
+        self.run.observers.emit(ReplyAdded(run_id=self.run_id, step=self.state.steps + 1))
 
     async def emit_reply(self, text: str) -> None:
         """Show the complete reply, which is in the history: its draft ends."""
-        self.run.close_draft()
-        if self.run.has_listeners:
-            await self.run.emit(ReplyAdded(run_id=self.run_id, step=self.state.steps + 1, text=text))
+        observers = self.run.observers
+        if ReplyAdded in observers.wanted:
+            await observers.publish(ReplyAdded(run_id=self.run_id, step=self.state.steps + 1, text=text))
 
     async def end_step(self) -> None:
         """Finish and save the step: the reply and all its tool results are in the history."""
@@ -163,20 +168,11 @@ class StepContext:
         force = self.calls.end_step()
         times = self._times.end()
         state.finish_step(times)
-        if times is not None:
-            self._count_step(times)
         await run.saver.save(force=force)
         if run.ports.budget is not None:
             run.saver.update_elapsed()
             await run.ports.budget.commit(run.info, state)
-        if run.recorder is not None:
-            run.recorder.step(state.steps, state.own_usage)
-
-    def _count_step(self, times: StepTimes) -> None:
-        self.run.metrics.steps.add(times.took / 1000)
-        if self.run.trace is not None:
-            self.run.trace.end_model_call()
-            self.run.trace.end_step(timedelta(milliseconds=times.took))
+        run.observers.emit(StepEnded(took=None if times is None else timedelta(milliseconds=times.took)))
 
     @property
     def has_messages(self) -> bool:

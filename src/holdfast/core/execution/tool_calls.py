@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Collection, Iterable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -14,12 +14,12 @@ from holdfast.core.execution.attempt import RunExecution, log
 from holdfast.core.execution.calls import AnnouncedCall, ExecutableCall, RequestedCall
 from holdfast.core.execution.child_runs import ChildRuns
 from holdfast.core.execution.waits import WAITING, Waits
+from holdfast.core.observer import CallEnded, CallInDoubt, CallStarted
 from holdfast.core.run.mail import CHILD_TOPIC
 from holdfast.core.run.messages import NO_USAGE, ONE_TOOL_CALL, ToolResult, Usage
 from holdfast.core.run.run_events import ToolCalled, ToolReturned
 from holdfast.core.run.state import NO_CALLS, StepTimer
 from holdfast.core.run.waiting import Deferred, Suspend, WaitingCall
-from holdfast.core.telemetry_port import RunTelemetry
 
 #: Sent to the model as the result of a call in doubt.
 UNKNOWN_OUTCOME = (
@@ -64,10 +64,9 @@ class ToolCalls:
             not_started: except these, which the loop knows were never started, such as calls that wait for approval.
         """
         self._times.reply()
-        if self._run.trace is not None:
-            self._run.trace.end_model_call()
-        # What these notices are about is found by the calls that start the children again.
-        self._run.mailbox.take_all(CHILD_TOPIC)
+        if self._run.mailbox.unread:
+            # What these notices are about is found by the calls that start the children again.
+            self._run.mailbox.take_all(CHILD_TOPIC)
         results = self._state.results
         missing = [call for call in calls if call.call_id not in results] if results else calls
         self._outstanding = len(missing)
@@ -186,13 +185,13 @@ class ToolCalls:
                 raise
 
     async def _start_call(self, request: ExecutableCall, context: ToolContext, children: ChildRuns) -> Any:
-        run, step = self._run, context.step
+        run, step, observers = self._run, context.step, self._run.observers
         if request.effect is _ONCE:
             await run.saver.verify()
-        if run.has_listeners:
-            await run.emit(
+        if ToolCalled in observers.wanted:
+            await observers.publish(
                 ToolCalled(
-                    run_id=self._run.info.run_id,
+                    run_id=run.info.run_id,
                     step=step,
                     call_id=request.call_id,
                     tool=request.tool,
@@ -204,25 +203,30 @@ class ToolCalls:
         started_at = run.clock.monotonic()
         self._not_started.discard(request.call_id)
         run.pauses.calls_in_progress += 1
+        if CallStarted in observers.wanted:
+            observers.emit(CallStarted(call=context, effect=request.effect))
+        result: Any = None
+        error: BaseException | None = None
         try:
-            if run.trace is None:
-                result = await self._await_result(request, context, children)
-            else:
-                result = await self._trace_result(run.trace, request, context, children)
+            result = await self._await_result(request, context, children)
             if result is WAITING:
                 return result
             # Recorded before any port runs: an error of a port does not undo the call.
             self._record_result(request, result, children, ONE_TOOL_CALL)
             self._times.add_call(request.call_id, started_at)
+        except BaseException as exc:
+            error = exc
+            raise
         finally:
             run.pauses.calls_in_progress -= 1
+            if CallEnded in observers.wanted:
+                took = timedelta(seconds=run.clock.monotonic() - started_at)
+                observers.emit(_make_end_event(request, context, result, error, took))
+            error = None  # its traceback holds this frame
         if run.stop_state.draining:
             run.pauses.end_if_draining()
-        if run.recorder is not None:
-            took = timedelta(seconds=run.clock.monotonic() - started_at)
-            run.recorder.tool(context, effect=request.effect.value, error=request.is_error(result), took=took)
-        if run.has_listeners:
-            await run.emit(self._make_result_event(request, context, result))
+        if ToolReturned in observers.wanted:
+            await observers.publish(self._make_result_event(request, context, result))
         return result
 
     def _make_result_event(self, request: ExecutableCall, context: ToolContext, result: Any) -> ToolReturned:
@@ -234,21 +238,6 @@ class ToolCalls:
             content=result.content if isinstance(result, ToolResult) else None,
             error=request.is_error(result),
         )
-
-    async def _trace_result(
-        self, trace: RunTelemetry, request: ExecutableCall, context: ToolContext, children: ChildRuns
-    ) -> Any:
-        handle = trace.begin_tool(context, request.effect.value)
-        outcome = "done"
-        try:
-            result = await self._await_result(request, context, children)
-            outcome = "waiting" if result is WAITING else "error" if request.is_error(result) else "done"
-            return result
-        except BaseException as exc:
-            outcome = type(exc).__name__
-            raise
-        finally:
-            trace.end_tool(handle, outcome)
 
     async def _await_result(self, request: ExecutableCall, context: ToolContext, children: ChildRuns) -> Any:
         """Make the call and return its result, once its child runs have ended."""
@@ -299,11 +288,7 @@ class ToolCalls:
                     return request.reconciled_result(found.result)
                 if found is NOT_EXECUTED:
                     return None
-        self._run.metrics.calls_in_doubt += 1
-        if self._run.trace is not None:
-            self._run.trace.event("in doubt", tool=request.tool, call_id=request.call_id)
-        if self._run.recorder is not None:
-            self._run.recorder.event("in doubt", f"{request.tool} {request.call_id}")
+        self._run.observers.emit(CallInDoubt(call=context))
         if request.in_doubt == "park":
             calls = self._state.calls
             in_doubt = tuple(sorted({*calls.in_doubt, request.call_id}))
@@ -356,3 +341,16 @@ class ToolCalls:
         self._cancel_intent()
         if self._intent_saves:
             await asyncio.gather(*self._intent_saves, return_exceptions=True)
+
+
+def _make_end_event(
+    request: ExecutableCall, context: ToolContext, result: Any, error: BaseException | None, took: timedelta
+) -> CallEnded:
+    outcome: Literal["done", "error", "waiting", "raised"] = "done"
+    if error is not None:
+        outcome = "raised"
+    elif result is WAITING:
+        outcome = "waiting"
+    elif request.is_error(result):
+        outcome = "error"
+    return CallEnded(call=context, effect=request.effect, outcome=outcome, error=error, took=took)

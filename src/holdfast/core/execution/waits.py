@@ -10,6 +10,7 @@ from holdfast.core.agents.tool_context import ToolContext
 from holdfast.core.execution.attempt import RunExecution
 from holdfast.core.execution.calls import ExecutableCall
 from holdfast.core.json_value import to_json_value
+from holdfast.core.observer import CallAnswered
 from holdfast.core.run.mail import CHILD_TOPIC, Mail
 from holdfast.core.run.run_events import CallDecided
 from holdfast.core.run.waiting import (
@@ -20,7 +21,6 @@ from holdfast.core.run.waiting import (
     Suspend,
     WaitingCall,
     WaitKind,
-    describe_decision,
     hash_token,
 )
 
@@ -181,8 +181,7 @@ class Waits:
         self._run.record_event(
             CallDecided(run_id=call.run_id, step=call.step, call_id=call.call_id, tool=call.tool, decision=decision)
         )
-        if self._run.recorder is not None and call.is_recorded:
-            self._run.recorder.event("decision", f"{call.tool} ({call.call_id}) {describe_decision(decision)}")
+        self._run.observers.emit(CallAnswered(call=call, decision=decision))
 
     def end_child_wait(self, call: WaitingCall) -> WaitingCall | None:
         """Forget that child runs of a call wait: it is repeated. Return its approval, if it had one."""

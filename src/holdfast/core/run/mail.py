@@ -44,12 +44,13 @@ class Mailbox:
     takes mail changes the state of the run before anything is awaited.
     """
 
-    __slots__ = ("_consumed", "_taken", "_unread")
+    __slots__ = ("_consumed", "_taken", "unread")
 
     def __init__(self, consumed: list[str], unread: Sequence[Mail] = ()) -> None:
         """Make a mailbox. The ids of taken mail are added to `consumed`."""
         self._consumed = consumed
-        self._unread = {mail.mail_id: mail for mail in unread}
+        #: By id, oldest first.
+        self.unread: dict[str, Mail] = {mail.mail_id: mail for mail in unread}
         #: All that was ever taken: a delivery may have been read before it was consumed.
         self._taken: set[str] = set()
 
@@ -57,28 +58,28 @@ class Mailbox:
         """Add mail that the store has. Known mail is ignored."""
         for each in mail:
             if each.mail_id not in self._taken:
-                self._unread.setdefault(each.mail_id, each)
+                self.unread.setdefault(each.mail_id, each)
 
     def find(self, topic: str) -> "Sequence[Mail]":
         """Return the mail of the topic. It stays unread."""
-        return [mail for mail in self._unread.values() if mail.topic == topic]
+        return [mail for mail in self.unread.values() if mail.topic == topic]
 
     def has(self, topic: str) -> bool:
-        return bool(self._unread) and any(mail.topic == topic for mail in self._unread.values())
+        return bool(self.unread) and any(mail.topic == topic for mail in self.unread.values())
 
     def peek(self, *topics: str) -> Mail | None:
         """Return the oldest mail of these topics. It stays unread."""
-        return next((mail for mail in self._unread.values() if mail.topic in topics), None)
+        return next((mail for mail in self.unread.values() if mail.topic in topics), None)
 
     def take(self, mail: Mail) -> None:
         """Consume the mail with the next save."""
-        del self._unread[mail.mail_id]
+        del self.unread[mail.mail_id]
         self._taken.add(mail.mail_id)
         self._consumed.append(mail.mail_id)
 
     def take_all(self, topic: str) -> Sequence[Mail]:
         """Consume all mail of the topic with the next save."""
-        taken = self.find(topic) if self._unread else ()
+        taken = self.find(topic) if self.unread else ()
         for mail in taken:
             self.take(mail)
         return taken

@@ -14,7 +14,7 @@ from holdfast.checkpoint.errors import CheckpointError, RecordDecodeError
 from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore
 from holdfast.clock import Clock
-from holdfast.core.ports import Checkpointer, DraftWriter
+from holdfast.core.ports import Checkpointer
 from holdfast.core.run.run_events import DraftRetracted, Event, ReasoningDelta, TextDelta
 from holdfast.runtime.streams.subscription import Batch
 
@@ -88,7 +88,7 @@ MAX_PUBLISHED_LENGTH = 2**18
 
 
 class LocalDraft:
-    """The draft of one reply. A `DraftWriter`."""
+    """The draft of one reply."""
 
     def __init__(self, board: "DraftBoard", claim: Claim, seq: int) -> None:
         self._board, self.claim, self._seq = board, claim, seq
@@ -104,12 +104,14 @@ class LocalDraft:
         self._board.on_change(self)
 
     def restart(self) -> None:
+        """Withdraw what was added: the model is asked again."""
         if self._text or self._reasoning:
             self._number = self._board.take_number()
             self._text, self._reasoning = [], []
             self._board.on_change(self)
 
     def close(self) -> None:
+        """End the draft: the reply is complete, or the attempt has ended."""
         self._board.on_close(self)
 
     def snapshot(self, max_length: int | None = None) -> Draft:
@@ -150,7 +152,7 @@ class DraftBoard:
         """Whether watchers in this process get drafts without the store."""
         return self._on_draft is not None
 
-    def open(self, run_id: str, checkpointer: Checkpointer) -> DraftWriter | None:
+    def open(self, run_id: str, checkpointer: Checkpointer) -> LocalDraft | None:
         """Begin the draft of a reply. The run has to be in the store."""
         if not isinstance(checkpointer, StoreCheckpointer) or checkpointer.claim is None:
             return None

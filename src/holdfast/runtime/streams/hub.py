@@ -8,8 +8,9 @@ from typing import Unpack
 from holdfast.checkpoint.errors import StoreClosed
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.core.ports import Checkpointer, DraftWriter
-from holdfast.core.run.run_events import Event, StatusChanged
+from holdfast.core.observer import AttemptControl, AttemptEnding, ObservedEvent, Saved
+from holdfast.core.ports import Checkpointer
+from holdfast.core.run.run_events import DraftRetracted, Event, ReasoningDelta, ReplyAdded, StatusChanged, TextDelta
 from holdfast.runtime.changes import ChangeSignal
 from holdfast.runtime.reading.run_views import RunQuery, make_filter
 from holdfast.runtime.streams.draft_board import DraftBoard, DraftReader, LocalDraft
@@ -20,7 +21,7 @@ from holdfast.runtime.streams.watch import watch_statuses
 
 
 class EventHub:
-    """Streams the events of runs to any number of watchers. It is the `Watchers` port of the runs of this process."""
+    """Streams the events of runs to any number of watchers."""
 
     def __init__(self, checkpoints: StoreCheckpoints, *, redacts: bool = False, clock: Clock = SYSTEM_CLOCK) -> None:
         """Make a hub.
@@ -33,6 +34,8 @@ class EventHub:
         self._feeds: dict[str, RunFeed] = {}
         self._changes = ChangeSignal(self._store, clock)
         self._is_closed = True
+        #: Shows the runs that this process executes, as soon as they are saved.
+        self.live: LiveRuns = LiveRuns(self)
 
     def open(self) -> None:
         """Accept watchers, also after `close`."""
@@ -88,13 +91,13 @@ class EventHub:
 
     # -- for the runs of this process ---------------------------------------------------------------------------------
 
-    def on_save(self, run_id: str) -> None:
-        """Notify the watchers of a run that it was saved."""
+    def wake(self, run_id: str) -> None:
+        """Read a run now for its watchers: it was saved."""
         if (feed := self._feeds.get(run_id)) is not None:
             feed.wake()
 
-    def open_draft(self, run_id: str, checkpointer: Checkpointer) -> DraftWriter | None:
-        """Begin to show a reply in progress."""
+    def open_draft(self, run_id: str, checkpointer: Checkpointer) -> LocalDraft | None:
+        """Begin to show a reply in progress; `None` if no draft of this run can be shown."""
         return self._drafts.open(run_id, checkpointer)
 
     def _show_draft(self, draft: LocalDraft) -> None:
@@ -127,3 +130,46 @@ class EventHub:
                 feed.task.cancel()
             if self._feeds.get(feed.run_id) is feed:
                 del self._feeds[feed.run_id]
+
+
+class LiveRuns:
+    """Shows the attempts of this process to the watchers of a hub. An `ObserverFactory`."""
+
+    def __init__(self, hub: EventHub) -> None:
+        self._hub = hub
+
+    def begin(self, attempt: AttemptControl) -> "LiveAttempt | None":
+        return None if attempt.checkpointer is None else LiveAttempt(attempt, self._hub)
+
+
+class LiveAttempt:
+    """Wakes the feed of one run when it was saved, and keeps the draft of its reply."""
+
+    __slots__ = ("_attempt", "_draft", "_hub", "_run_id")
+
+    kinds: frozenset[type] = frozenset({Saved, TextDelta, ReasoningDelta, DraftRetracted, ReplyAdded, AttemptEnding})
+
+    def __init__(self, attempt: AttemptControl, hub: EventHub) -> None:
+        self._attempt, self._hub, self._run_id = attempt, hub, attempt.info.run_id
+        #: Of the reply in progress, once the model has streamed a part of it.
+        self._draft: LocalDraft | None = None
+
+    def observe(self, event: ObservedEvent) -> None:
+        match event:
+            case Saved():
+                self._hub.wake(self._run_id)
+            case TextDelta() if (draft := self._open_draft()) is not None:
+                draft.add(text=event.text)
+            case ReasoningDelta() if (draft := self._open_draft()) is not None:
+                draft.add(reasoning=event.text)
+            case DraftRetracted() if self._draft is not None:
+                self._draft.restart()
+            case ReplyAdded() | AttemptEnding() if self._draft is not None:
+                self._draft.close()
+                self._draft = None
+
+    def _open_draft(self) -> LocalDraft | None:
+        checkpointer = self._attempt.checkpointer
+        if self._draft is None and checkpointer is not None:
+            self._draft = self._hub.open_draft(self._run_id, checkpointer)
+        return self._draft

@@ -9,7 +9,6 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -19,9 +18,10 @@ from holdfast.core.agents.calls import NOT_EXECUTED, Completed, Reconcile, Recon
 from holdfast.core.agents.tool import Tool, ToolSchema
 from holdfast.core.agents.tool_context import _CURRENT_CALL, ChildStarter, ToolContext, current_call
 from holdfast.core.loop import Loop
-from holdfast.core.ports import Audit, Budget, Recorder, RunListener, ToolProvider
+from holdfast.core.observer import AttemptControl, CallEnded, ObservedEvent, Observer, ObserverFactory
+from holdfast.core.ports import Budget, RunListener, ToolProvider
 from holdfast.core.run.info import AgentDetails, RunInfo
-from holdfast.core.run.messages import NATIVE_CODEC, Message, Reply, Usage
+from holdfast.core.run.messages import NATIVE_CODEC, Message, Reply
 from holdfast.core.run.run_events import Event, ReplyAdded, ToolCalled, ToolReturned
 from holdfast.core.run.state import RunState
 from holdfast.db.tables import Tables, UsesTables
@@ -270,42 +270,32 @@ class TableUserProxy:
 class RecordingAudit(TableUserProxy):
     """Logs the effects of tools that another loop called."""
 
-    def __init__(self, event_log: EventLog, other_loops: OtherLoops, inner: Audit | None) -> None:
+    def __init__(self, event_log: EventLog, other_loops: OtherLoops, inner: ObserverFactory | None) -> None:
         super().__init__(inner)
         self._event_log, self._other_loops, self._inner = event_log, other_loops, inner
 
-    def begin(self, info: RunInfo, state: RunState) -> Recorder:
-        inner = self._inner.begin(info, state) if self._inner is not None else None
-        return RecordingRecorder(self._event_log if info.agent_name in self._other_loops else None, inner)
+    def begin(self, attempt: AttemptControl) -> "RecordingObserver":
+        inner = self._inner.begin(attempt) if self._inner is not None else None
+        return RecordingObserver(self._event_log if attempt.info.agent_name in self._other_loops else None, inner)
 
 
-class RecordingRecorder:
-    """The audit of one run."""
+class RecordingObserver:
+    """The audit of one attempt."""
 
-    def __init__(self, event_log: EventLog | None, inner: Recorder | None) -> None:
+    def __init__(self, event_log: EventLog | None, inner: Observer | None) -> None:
         self._event_log, self._inner = event_log, inner
+        self._inner_kinds: frozenset[type] = frozenset() if inner is None else inner.kinds
 
-    def start(self, *, resumed: bool) -> None:
-        if self._inner is not None:
-            self._inner.start(resumed=resumed)
+    @property
+    def kinds(self) -> frozenset[type]:
+        return self._inner_kinds | {CallEnded}
 
-    def step(self, step: int, usage: Usage) -> None:
-        if self._inner is not None:
-            self._inner.step(step, usage)
-
-    def tool(self, call: ToolContext, *, effect: str, error: bool, took: timedelta) -> None:
-        if self._event_log is not None:
+    def observe(self, event: ObservedEvent) -> None:
+        if isinstance(event, CallEnded) and event.outcome in ("done", "error") and self._event_log is not None:
+            call, effect = event.call, event.effect.value
             self._event_log.write(ToolEffectEvent(run_id=call.run_id, call_id=call.call_id, effect=effect))
-        if self._inner is not None:
-            self._inner.tool(call, effect=effect, error=error, took=took)
-
-    def event(self, name: str, detail: str) -> None:
-        if self._inner is not None:
-            self._inner.event(name, detail)
-
-    def close(self, status: str, usage: Usage, error: BaseException | None) -> None:
-        if self._inner is not None:
-            self._inner.close(status, usage, error)
+        if self._inner is not None and type(event) in self._inner_kinds:
+            self._inner.observe(event)
 
 
 class RecordingBudget(TableUserProxy):
