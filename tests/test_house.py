@@ -1,8 +1,19 @@
 """The caps on the size of the code base."""
 
+import re
 from pathlib import Path
 
+import pytest
 from tools import house
+
+#: A simulator replaces time, threads and randomness. Patterns of their use, and the modules that may match.
+HOMES = {
+    r"^\s*(import|from) time\b|datetime\.(now|utcnow)\(": {"clock.py", "concurrency.py"},
+    r"^\s*(import|from) threading\b|ThreadPoolExecutor": {"concurrency.py"},
+    r"^\s*(import|from) (random|secrets)\b|os\.urandom|uuid[1-7]\b": {"ids.py"},
+}
+#: They kill real processes and measure real time.
+REAL_PROCESSES = ("testing/", "cli/demo/")
 
 
 def _module(tmp_path: Path, path: str, text: str) -> None:
@@ -53,3 +64,14 @@ def test_an_identifier_that_was_given_up_is_refused_in_code_docs_and_tests(tmp_p
         "src/a.py:2: the identifier OldName was given up",
         "tests/test_a.py:2: the identifier OldName was given up",
     ]
+
+
+@pytest.mark.parametrize("pattern", HOMES)
+def test_time_threads_and_randomness_have_one_home(pattern: str) -> None:
+    package = house.ROOT / "src" / "holdfast"
+    users = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if re.search(pattern, path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert {path for path in users if not path.startswith(REAL_PROCESSES)} == HOMES[pattern]

@@ -4,6 +4,7 @@ import functools
 import os
 import socket
 import subprocess
+from contextvars import ContextVar
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -51,11 +52,6 @@ def _process_start_time(pid: int) -> str | None:
     return None if not state or state.startswith("Z") else started.strip()
 
 
-def this_process() -> ProcessIdentity:
-    """Return the identity of the calling process."""
-    return _identify_own(os.getpid())
-
-
 @functools.cache
 def _identify_own(pid: int) -> ProcessIdentity:
     """Cached by the pid, because the process may fork."""
@@ -68,13 +64,36 @@ def find_process(pid: int) -> ProcessIdentity | None:
     return None if started is None else ProcessIdentity(host=_host_id(), pid=pid, started=started)
 
 
+class Processes:
+    """The processes of this host, as the operating system shows them. A simulator overrides both methods."""
+
+    def identify_own(self) -> ProcessIdentity:
+        """Return the identity of the calling process."""
+        return _identify_own(os.getpid())
+
+    def is_alive(self, process: ProcessIdentity) -> bool | None:
+        """Whether the process runs (a stopped one does); `None` if that cannot be known from this host."""
+        if process.host != _host_id():
+            return None
+        if process == self.identify_own():
+            return True
+        return _process_start_time(process.pid) == process.started
+
+
+_SYSTEM_PROCESSES = Processes()
+
+#: Where this process finds itself and others. A simulator sets its own in the context of each simulated process.
+PROCESSES: ContextVar[Processes] = ContextVar("holdfast_processes", default=_SYSTEM_PROCESSES)
+
+
+def this_process() -> ProcessIdentity:
+    """Return the identity of the calling process."""
+    return PROCESSES.get().identify_own()
+
+
 def is_process_alive(process: ProcessIdentity) -> bool | None:
     """Whether the process runs (a stopped one does); `None` if that cannot be known from this host."""
-    if process.host != _host_id():
-        return None
-    if process == this_process():
-        return True
-    return _process_start_time(process.pid) == process.started
+    return PROCESSES.get().is_alive(process)
 
 
 class WorkerIdentity(msgspec.Struct, frozen=True, kw_only=True):

@@ -52,12 +52,21 @@ class ErrorTypes(NamedTuple):
 class SqliteFile:
     """Opens connections to one SQLite file and maps their errors. Several processes may use the file."""
 
-    def __init__(self, path: str | os.PathLike[str], *, timeout: timedelta, errors: ErrorTypes) -> None:
-        """`timeout`: how long a statement waits for a lock that another connection holds."""
+    def __init__(
+        self, path: str | os.PathLike[str], *, timeout: timedelta, errors: ErrorTypes, vfs: str | None = None
+    ) -> None:
+        """Open nothing yet.
+
+        Args:
+            path: the file.
+            timeout: how long a statement waits for a lock that another connection holds.
+            errors: what to raise.
+            vfs: the name of a registered SQLite VFS, such as that of a simulated disk. `None` is SQLite's default.
+        """
         #: Absolute: every connection opens the same file, also after `os.chdir`.
         self.path: Path = Path(path).absolute()
         self._timeout_s = timeout.total_seconds()
-        self._errors = errors
+        self._errors, self._vfs = errors, vfs
 
     def connect(self, may_wait: Callable[[], bool] | None = None) -> apsw.Connection:
         """Open a connection. It creates the file if that does not exist.
@@ -66,7 +75,7 @@ class SqliteFile:
             may_wait: asked before each wait for a lock; False ends the wait.
         """
         with self.mapped_errors():
-            connection = apsw.Connection(str(self.path))
+            connection = apsw.Connection(str(self.path), vfs=self._vfs)
         # Without it SQLite plans by the bound values and prepares a statement again for each execution.
         connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         connection.set_busy_handler(_BusyHandler(self._timeout_s, may_wait))

@@ -38,9 +38,17 @@ class SqliteTables:
 
     durable = True
 
-    def __init__(self, path: str | PathLike[str], *, timeout: timedelta = timedelta(seconds=10)) -> None:
-        """`timeout`: how long a transaction waits for a lock of another process."""
-        self._file = SqliteFile(path, timeout=timeout, errors=_TABLES_ERRORS)
+    def __init__(
+        self, path: str | PathLike[str], *, timeout: timedelta = timedelta(seconds=10), vfs: str | None = None
+    ) -> None:
+        """Open nothing yet.
+
+        Args:
+            path: the file.
+            timeout: how long a transaction waits for a lock of another process.
+            vfs: the name of a registered SQLite VFS, such as that of a simulated disk.
+        """
+        self._file = SqliteFile(path, timeout=timeout, errors=_TABLES_ERRORS, vfs=vfs)
         self._thread = JobThread("holdfast-tables")
         self._connection: apsw.Connection | None = None
 

@@ -54,8 +54,10 @@ def load_migrations() -> list[str]:
 class Database(SqliteFile):
     """The file of the store: migrates its schema, opens its connections. Knows no runs."""
 
-    def __init__(self, path: str | PathLike[str], *, durability: Durability, timeout: timedelta) -> None:
-        super().__init__(path, timeout=timeout, errors=_ERRORS)
+    def __init__(
+        self, path: str | PathLike[str], *, durability: Durability, timeout: timedelta, vfs: str | None = None
+    ) -> None:
+        super().__init__(path, timeout=timeout, errors=_ERRORS, vfs=vfs)
         self.syncs_each_commit = durability == "full"
 
     def prepare(self) -> None:

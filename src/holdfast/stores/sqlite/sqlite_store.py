@@ -58,6 +58,7 @@ class SqliteStore:
         durability: Durability = "full",
         lease_timeout: timedelta = timedelta(seconds=30),
         timeout: timedelta = timedelta(seconds=10),
+        vfs: str | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Nothing is read or written before `open`.
@@ -68,11 +69,12 @@ class SqliteStore:
             lease_timeout: a worker in another container is dead when this store has not seen a heartbeat for this long.
                 On this host a dead process is detected at once.
             timeout: how long a write waits for a lock of another process before it fails with `StoreUnavailable`.
+            vfs: the name of a registered SQLite VFS, such as that of a simulated disk.
         """
         clock = self._clock = clock or CLOCK.get()
         self._lease_timeout = lease_timeout
-        self._database = Database(path, durability=durability, timeout=timeout)
-        self._tables = SqliteTables(path, timeout=timeout)
+        self._database = Database(path, durability=durability, timeout=timeout, vfs=vfs)
+        self._tables = SqliteTables(path, timeout=timeout, vfs=vfs)
         self._liveness = Liveness(clock, lease_timeout)
         self._fair_queue = FairQueue(self._liveness)
         self._is_open = False
