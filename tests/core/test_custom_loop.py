@@ -10,6 +10,7 @@ from tests.core.recording_ports import RecordingPorts
 from tests.scripted_model import ScriptedModel
 from tests.simulated_host import REMOVE_DONE, SimulatedHost
 
+from holdfast import App, ApprovalRequest, Approve, RunWaiting
 from holdfast.checkpoint.errors import RecordDecodeError
 from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.record import RunStatus
@@ -23,6 +24,7 @@ from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
 from holdfast.core.loop import PendingCall
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import Usage
+from holdfast.stores.memory import MemoryStore
 
 
 class LineCodec:
@@ -189,6 +191,27 @@ async def test_a_result_of_an_earlier_step_is_not_taken_for_a_later_call_with_th
     resumption = await SimulatedHost(host.inner).claim(Agent(name="a", loop=loop), "r")
     assert set(resumption.state.results) == {"x"}
     assert resumption.state.results["x"] == "did x"
+
+
+class CautiousLoop(LineLoop):
+    """Every call needs an approval, which the loop does not ask for by itself."""
+
+    def _request(self, name: str) -> CallRequest:
+        request = super()._request(name)
+        request.approval = ApprovalRequest(reason=f"may it {name}?")
+        return request
+
+
+@pytest.mark.parametrize("effect", [Effect.PURE, Effect.ONCE])
+async def test_a_call_that_needs_an_approval_waits_for_it_although_the_loop_does_not_ask(effect: Effect) -> None:
+    loop = CautiousLoop(effect)
+    async with App([Agent(name="a", loop=loop)], MemoryStore(), worker=False) as app:
+        with pytest.raises(RunWaiting, match="approval of x"):
+            await app.run("a", "call x", run_id="r")
+        assert loop.called == []
+        await app.answer("r", "x", Approve())
+        assert (await app.resume("r")).output == Answer("program call x | asked call x | results did x")
+    assert loop.called == ["x"]
 
 
 async def test_bounds_and_phases_hold_for_another_loop() -> None:

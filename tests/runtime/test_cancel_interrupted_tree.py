@@ -6,11 +6,13 @@ import pytest
 from tests.probe_store import ProbeStore
 from tests.runtime.conftest import ProcessHarness, load_records
 from tests.runtime.task_process import open_store
+from tests.scripted_model import ScriptedModel, call, tool_reply
 
-from holdfast import App
+from holdfast import Agent, App, RunWaiting, ask_person, current_call, tool
 from holdfast.checkpoint.errors import StoreFull
 from holdfast.checkpoint.record import RunStatus
 from holdfast.stores.from_url import store_from_url
+from holdfast.stores.memory import MemoryStore
 
 #: What a store that takes nothing more does all the same.
 _HARMLESS = {
@@ -88,3 +90,34 @@ async def test_a_cancel_that_fails_half_way_leaves_no_child_that_goes_on_by_itse
         else:
             assert {record.status for record in family.values()} == {RunStatus.CANCELLED}
             assert harness.list_calls() == ["gate"]
+
+
+async def test_a_run_that_waits_under_a_child_that_has_failed_is_cancelled_too() -> None:
+    question = tool_reply(call("1", "ask_person", question="Which?"))
+    grandchild = Agent(name="grandchild", model=ScriptedModel(question), tools=[ask_person])
+
+    @tool(effect="idempotent")
+    async def delegate(agent: str) -> str:
+        return str((await current_call().run(app.agents[agent], "go")).output)
+
+    @tool(effect="pure", on_error="raise")
+    async def fail_when_asked() -> None:
+        while not await app.pending():
+            await store.wait_for_change(timedelta(seconds=1))
+        raise ValueError("broken")
+
+    calls = tool_reply(call("1", "delegate", agent="grandchild"), call("2", "fail_when_asked"))
+    child = Agent(name="child", model=ScriptedModel(calls), tools=[delegate, fail_when_asked])
+    model = ScriptedModel(tool_reply(call("1", "delegate", agent="child")), question)
+    parent = Agent(name="parent", model=model, tools=[delegate, ask_person])
+    store = MemoryStore()
+    async with App([parent, child, grandchild], store, worker=False) as app:
+        with pytest.raises(RunWaiting):
+            await app.run("parent", "go", run_id="r")
+        assert await _get_statuses(app) == {"parent": "waiting", "child": "failed", "grandchild": "waiting"}
+        await app.cancel("r")
+        assert await _get_statuses(app) == {"parent": "cancelled", "child": "failed", "grandchild": "cancelled"}
+
+
+async def _get_statuses(app: App) -> dict[str, str]:
+    return {run.agent: run.status.value for run in (await app.list()).runs}

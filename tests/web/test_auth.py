@@ -10,7 +10,7 @@ from holdfast.core.errors import DefinitionError
 from holdfast.testing.manual_clock import ManualClock
 from holdfast.web.auth import LOCAL_PRINCIPAL, Principal, Scope, authenticate, check_origin
 from holdfast.web.errors import Forbidden, InvalidToken, NotAuthenticated
-from holdfast.web.security import LocalToken
+from holdfast.web.security import LinkLogin, LocalToken
 from holdfast.web.tokens import BrowserTokens
 
 SECRET = "a secret of at least 16 bytes"
@@ -92,6 +92,23 @@ def test_a_local_token_is_sent_as_a_bearer_token() -> None:
         assert login.authorize(make_request(headers={"authorization": wrong})) is None
     with pytest.raises(DefinitionError, match="too short"):
         LocalToken("short")
+
+
+async def test_the_cookie_of_a_login_link_has_the_token_of_the_link_and_no_other_value_is_accepted() -> None:
+    login, other = LinkLogin(), LinkLogin()
+    response = await login.exchange(make_request("GET", query=login.path.partition("?")[2]))
+    name, _, value = response.headers["set-cookie"].partition(";")[0].partition("=")
+    assert login.authorize(make_request("GET", {"cookie": f"{name}={value}"})) is LOCAL_PRINCIPAL
+    for wrong in ("", "guess", value[:-1], value + "x", other.path.partition("=")[2]):
+        assert login.authorize(make_request("GET", {"cookie": f"{name}={wrong}"})) is None
+    assert login.authorize(make_request("GET", {"cookie": f"another={value}"})) is None
+    assert login.authorize(make_request("GET", {"authorization": f"Bearer {value}"})) is None
+
+
+@pytest.mark.parametrize("query", ["", "token=", "token=guess"])
+async def test_a_link_with_another_token_sets_no_cookie(query: str) -> None:
+    with pytest.raises(NotAuthenticated, match="the link is not valid"):
+        await LinkLogin().exchange(make_request("GET", query=query))
 
 
 async def test_authorize_decides_and_may_be_async() -> None:

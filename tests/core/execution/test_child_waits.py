@@ -1,6 +1,8 @@
 """Calls whose child runs wait: made again when the child may continue, woken whatever the sender's process does."""
 
 import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -8,11 +10,13 @@ import pytest
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
-from holdfast import Agent, App, Approve, RunWaiting, Value, ask_person, current_call, tool
+from holdfast import Agent, App, Approve, Reply, RunWaiting, Value, ask_person, current_call, tool
 from holdfast.checkpoint.record import Mail, RunStatus
 from holdfast.checkpoint.store import END
+from holdfast.core import Message, ToolSchema
 from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
 from holdfast.stores.memory import MemoryStore
+from holdfast.testing.manual_clock import ManualClock
 
 
 class Family:
@@ -67,6 +71,38 @@ async def test_a_once_call_that_is_started_again_counts_as_started() -> None:
     await asyncio.wait([asyncio.ensure_future(host.resume(dying, "p"))])
     assert (await SimulatedHost(store).resume(family.parent, "p")).output == "thanks"
     assert (family.prompts, family.result) == (["do it"], UNKNOWN_OUTCOME)
+
+
+async def test_a_child_that_waits_does_not_end_the_siblings_that_its_call_awaits_with_it() -> None:
+    family, clock = Family(), ManualClock()
+    effects: list[str] = []
+
+    async def answer(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        while not await app.pending():
+            await clock.advance(timedelta(0))
+        await clock.advance(timedelta(0))  # the call notices that its child waits
+        effects.append("worked")
+        return Reply(text="worked")
+
+    sibling = Agent(name="sibling", model=answer)
+
+    @tool(effect="idempotent")
+    async def delegate() -> str:
+        both = [current_call().run(agent, "go") for agent in (family.child, sibling)]
+        return ", ".join(str(result.output) for result in await asyncio.gather(*both))
+
+    model = ScriptedModel(tool_reply(call("1", "delegate")), "thanks")
+    parent = Agent(name="parent", model=model, tools=[delegate])
+    async with App([parent, family.child, sibling], MemoryStore(clock=clock), worker=False, clock=clock) as app:
+        with pytest.raises(RunWaiting, match="child run of delegate"):
+            await app.run("parent", "go", run_id="p")
+        children = {run.agent: run.status for run in (await app.list(parent="p")).runs}
+        assert children == {"child": RunStatus.WAITING, "sibling": RunStatus.DONE}
+        [question] = await app.pending()
+        await app.answer(question.run_id, "c", Value("blue"))
+        assert (await app.resume("p")).output == "thanks"
+    assert model.requests[-1][-1].content == "blue it is, worked"  # type: ignore[union-attr]
+    assert effects == ["worked"]
 
 
 @pytest.mark.parametrize("effect", ["once", "idempotent"])

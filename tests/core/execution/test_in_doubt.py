@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from tests.core.null_listener import NullListener
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
@@ -19,7 +20,10 @@ from holdfast.core.agents.tool import Tool
 from holdfast.core.agents.tool_context import ToolContext, current_call
 from holdfast.core.errors import RunLost, RunParked, SaveFailed, Shutdown
 from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
+from holdfast.core.ports import Ports
+from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import ToolResult
+from holdfast.core.run.run_events import Event, ToolCalled
 from holdfast.testing.manual_clock import ManualClock
 
 ASK = tool_reply(call("1", "send", to="ann"))
@@ -329,3 +333,19 @@ async def test_a_worker_that_has_lost_the_run_starts_no_further_once_tool() -> N
     with pytest.raises(ClaimLost):
         await host.executor.run(Agent(name="a", model=model, tools=[Tool(send)]), "go", run_id="r")
     assert sent == ["first"]
+
+
+async def test_a_once_tool_is_not_started_if_the_run_was_lost_while_a_listener_took_its_time() -> None:
+    world, clock = World(), ManualClock()
+
+    class SlowListener(NullListener):
+        async def on_event(self, info: RunInfo, event: Event) -> None:
+            if isinstance(event, ToolCalled):
+                await clock.advance(timedelta(minutes=1))
+                await host.inner.claim("r", "another worker", steal=True)
+
+    host = SimulatedHost(clock=clock, ports=Ports(listener=SlowListener()))
+    agent = Agent(name="a", model=ScriptedModel(ASK, "never"), tools=[world.tool(None)])
+    with pytest.raises(ClaimLost):
+        await host.executor.run(agent, "go", run_id="r")
+    assert world.sent == []

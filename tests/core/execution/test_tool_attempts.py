@@ -300,6 +300,18 @@ async def test_an_async_call_that_timed_out_is_retried_if_it_may_be() -> None:
     assert made == 3
 
 
+async def test_a_call_whose_tool_was_cancelled_by_its_own_code_has_not_timed_out() -> None:
+    @tool(timeout=MINUTE)
+    async def look() -> str:
+        waiting = asyncio.ensure_future(asyncio.Event().wait())
+        waiting.cancel()
+        await waiting
+        return "never"
+
+    result = await Executor(clock=ManualClock()).run(calling(look), "go")
+    assert get_results(result.messages) == [("CancelledError: ", True)]
+
+
 async def test_a_timeout_can_fail_the_run() -> None:
     clock = ManualClock()
 

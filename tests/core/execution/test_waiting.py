@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from tests.probe_store import ProbeStore
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import (
@@ -26,14 +27,19 @@ from holdfast import (
     tool,
     wait_for,
 )
+from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import CheckpointError, RunEnded, RunNotFound
+from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import RunStatus
 from holdfast.checkpoint.store import END, get_record
+from holdfast.config import CheckpointSettings
 from holdfast.core import Message, ToolSchema
 from holdfast.core.errors import DefinitionError, PayloadError
+from holdfast.events import CallDecided
 from holdfast.results import WaitingCall
 from holdfast.runtime.operations.mailing import AlreadyAnswered, NotWaiting
 from holdfast.stores.memory import MemoryStore
+from holdfast.testing.manual_clock import ManualClock
 
 
 class Gate:
@@ -163,6 +169,34 @@ async def test_a_signal_is_the_result_of_the_wait(durable_store_url: str, early:
                 await other.signal("r", "paid", {"euro": 5}, id="s")
         assert await follow(app, "r") == "thanks"
     assert [result.content for result in results(model)] == [{"euro": 5}]
+
+
+async def test_a_signal_that_is_read_while_another_one_is_being_saved_is_saved_after_it() -> None:
+    saving, second_was_read = asyncio.Event(), asyncio.Event()
+
+    class SlowStore(ProbeStore):
+        async def append(self, claim: Claim, write: Append) -> None:
+            if write.consumed and not saving.is_set():
+                saving.set()
+                await second_was_read.wait()
+            await super().append(claim, write)
+
+    @tool(effect="pure")
+    async def wait_for_second() -> Any:
+        await saving.wait()
+        second_was_read.set()  # the write continues when this task waits for it
+        return await wait_for.call({"name": "second"})
+
+    model = ScriptedModel(tool_reply(call("1", "wait_for", name="first"), call("2", "wait_for_second")), "done")
+    store = SlowStore(MemoryStore())
+    async with App([Agent(name="a", model=model, tools=[wait_for, wait_for_second])], store, worker=False) as app:
+        await app.submit("a", "go", run_id="r")
+        for name in ("first", "second"):
+            await app.signal("r", name, name)
+        assert (await app.resume("r")).output == "done"
+        assert (await store.inner.load("r", after=END)).mail == (), "each signal is consumed"
+        decided = [event.call_id async for event in app.events("r") if isinstance(event, CallDecided)]
+    assert (decided, [result.content for result in results(model)]) == (["1", "2"], ["first", "second"])
 
 
 async def test_a_wait_for_a_signal_may_time_out() -> None:
@@ -366,3 +400,29 @@ async def test_a_deferred_call_gets_its_result_through_its_token() -> None:
         with pytest.raises(NotWaiting):
             await app.complete_call(tokens[0], "again")
     assert (len(tokens), results(model)[0].content) == (1, {"file": "sea.png"})
+
+
+async def test_a_deferred_call_can_be_completed_as_soon_as_its_tool_has_returned() -> None:
+    """Its token is known outside then, although the other calls of the batch continue."""
+    tokens: list[str] = []
+    clock, returned = ManualClock(), asyncio.Event()
+
+    @tool
+    async def render() -> Deferred:
+        tokens.append(current_call().completion_token)
+        returned.set()
+        return Deferred(reason="rendering")
+
+    @tool
+    async def deliver() -> str:
+        await returned.wait()
+        await clock.advance(timedelta(0))  # the other call continues
+        await app.complete_call(tokens[0], "sea.png")
+        return "delivered"
+
+    model = ScriptedModel(tool_reply(call("1", "render"), call("2", "deliver")), "done")
+    agent = Agent(name="a", model=model, tools=[render, deliver])
+    rarely = CheckpointSettings(save_interval=timedelta(hours=1))
+    async with App([agent], MemoryStore(clock=clock), checkpoint=rarely, worker=False, clock=clock) as app:
+        assert (await app.run("a", "go", run_id="r")).output == "done"
+    assert [result.content for result in results(model)] == ["sea.png", "delivered"]

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from tests.scripted_model import call, tool_reply
+from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.store_kinds import STORES
 
-from holdfast import Agent, App, Phase, Reply, ToolResult, User, WorkerSettings, tool
+from holdfast import Agent, App, Phase, Reply, ToolResult, User, WorkerSettings, current_call, tool
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.core import Message
 from holdfast.core.errors import DefinitionError, PayloadError
@@ -90,6 +90,23 @@ async def test_a_fork_with_an_edited_message_runs_the_step_again(url: str) -> No
         assert await get_answer(app, again) == ("go | 1 | 2 | slowly | stamped", 3)
         added = await app.fork("messages", 4, edited=["and", {"text": "then?"}])
         assert await get_answer(app, added) == ("go | 1 | 2 | stamped | and then?", 4)
+
+
+async def test_a_fork_of_a_child_run_has_no_parent(url: str) -> None:
+    clerk = Clerk()
+
+    @tool(effect="idempotent")
+    async def delegate() -> str:
+        return str((await current_call().run(clerk.agent, "go")).output)
+
+    model = ScriptedModel(tool_reply(call("1", "delegate")), "done")
+    async with clerk.make_app(url, Agent(name="boss", model=model, tools=[delegate])) as app:
+        await app.run("boss", "go", run_id="boss")
+        [child] = (await app.list(parent="boss")).runs
+        fork = await app.fork(child.run_id, 1, results={"c2": 9})
+        assert await get_answer(app, fork) == ("go | 1 | 9 | stamped", 3)
+        assert (await app.get(fork)).parent is None
+        assert [run.run_id for run in (await app.list(parent="boss")).runs] == [child.run_id]
 
 
 async def test_a_fork_that_is_not_possible_says_why(url: str) -> None:
