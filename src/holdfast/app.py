@@ -38,6 +38,7 @@ from holdfast.core.run.waiting import Answer, WaitingCall
 from holdfast.core.trace_context import annotate_submit
 from holdfast.core.validation import check_choice, check_duration, check_labels
 from holdfast.runtime.agent_registry import AgentRegistry, find_agent, resolve_agent
+from holdfast.runtime.changes import ChangeSignal
 from holdfast.runtime.conversations import CONVERSATION_LABEL, Conversation
 from holdfast.runtime.lifetime import Lifetime
 from holdfast.runtime.operations.forking import Fork
@@ -134,7 +135,8 @@ class App:
         self._hub: EventHub | None = None
         if self.store is not None:
             self._checkpoints = StoreCheckpoints(self.store, settings=checkpoint, clock=clock)
-            self._hub = EventHub(self._checkpoints, redacts=checkpoint.redact is not None, clock=clock)
+            self._changes = ChangeSignal(self.store, clock)
+            self._hub = EventHub(self._checkpoints, self._changes, redacts=checkpoint.redact is not None, clock=clock)
         observers = (audit, telemetry, None if self._hub is None else self._hub.live)
         #: The ports of every run.
         self.ports: Final = Ports(
@@ -210,11 +212,13 @@ class App:
         if self._checkpoints is not None and self._hub is not None:
             for limit in self.worker_settings.concurrency_limits:
                 await self._checkpoints.store.set_limit(limit.kind, limit.name, limit.max_runs, default=True)
+            self._changes.open()
             self._hub.open()
             self._parts = StoreParts.open(
                 self._checkpoints,
                 executor,
                 self._hub,
+                self._changes,
                 self.agents,
                 self.worker_settings,
                 self._clock,
@@ -267,6 +271,7 @@ class App:
             await self._parts.worker.close()
             await self._parts.health.close()
             await self._parts.hub.close()
+            await self._changes.close()
         await self._table_users.close()
         if self._remove_signal_handlers is not None:
             self._remove_signal_handlers()

@@ -17,6 +17,7 @@ from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.record import Release, RunStatus, StoredRun
 from holdfast.checkpoint.store import iter_runs
 from holdfast.core import Message, ToolSchema
+from holdfast.runtime.changes import ChangeSignal
 from holdfast.runtime.janitor import PURGE_INTERVAL, Janitor
 from holdfast.stores.sqlite import SqliteStore
 from holdfast.testing.manual_clock import ManualClock
@@ -76,7 +77,7 @@ async def test_what_an_idle_process_asks_its_store_does_not_depend_on_how_many_r
     for runs in (1, 1000):
         clock = ManualClock()
         life = SimulatedHost(SqliteStore(tmp_path / f"{runs}.db", durability="process"), clock=clock)
-        house = Janitor(life.checkpoints, life.executor, clock=clock)
+        house = Janitor(life.checkpoints, life.executor, ChangeSignal(life.store, clock), clock=clock)
         waiting = asyncio.Semaphore(0)
 
         async def ponders(

@@ -128,23 +128,25 @@ async def test_a_worker_whose_store_gives_no_signs_looks_by_itself_now_and_then(
 
 async def test_a_worker_that_is_cancelled_while_it_waits_for_a_sign_leaves_nothing_behind() -> None:
     probe = ProbeStore(MemoryStore())
-    waiting: asyncio.Queue[asyncio.Task[object] | None] = asyncio.Queue()
+    waiting, claiming = asyncio.Semaphore(0), asyncio.Event()
 
     async def note(method: str) -> None:
+        if method == "claim_next":
+            claiming.set()
         if method == "wait_for_change":
-            await waiting.put(asyncio.current_task())
+            waiting.release()
             await asyncio.Event().wait()
 
     probe.before = note
     async with App([Agent(name="agent", model=Gated())], probe, worker=False) as app:
+        await waiting.acquire()  # the one wait of the process, for the janitor
         before = asyncio.all_tasks()
         serving = asyncio.create_task(app.serve())
-        while (sign := await waiting.get()) in before:
-            pass  # it is not the worker that waits there
+        await claiming.wait()
         serving.cancel()
         await asyncio.wait([serving])
-        assert sign is not None
-        assert sign.done()
+        assert asyncio.all_tasks() == before
+        assert waiting.locked()  # the worker waited there too
 
 
 def test_an_event_loop_that_ends_leaves_the_runs(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from holdfast.clock import SYSTEM_CLOCK
 from holdfast.core.agents.agent import AgentSource
 from holdfast.db.tables import Schema
 from holdfast.db.urls import POSTGRES_SCHEMES, parse_sqlite_path, redact_url
+from holdfast.runtime.changes import ChangeSignal
 from holdfast.runtime.operations.mailing import Mailer
 from holdfast.runtime.operations.run_client import RunClient
 from holdfast.runtime.operations.verdicts import SCHEMA as VERDICTS
@@ -99,7 +100,7 @@ async def open_client(
     with report_slow_open():
         await checkpoints.open()
     try:
-        yield RunClient(checkpoints, agents or {}), store
+        yield RunClient(checkpoints, agents or {}, ChangeSignal(store, SYSTEM_CLOCK)), store
     finally:
         await checkpoints.close()
 

@@ -1,10 +1,19 @@
 """Run or attach: a caller who asks for a known run id gets that run, never a second one."""
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
-from holdfast.checkpoint.errors import LimitReached, RunBusy, RunConflict, RunExists, RunNotClaimable, StoreClosed
-from holdfast.checkpoint.record import CLAIMABLE_STATUSES, RunRecord, RunStatus, StoredRun
+from holdfast.checkpoint.errors import (
+    LimitReached,
+    RunBusy,
+    RunConflict,
+    RunExists,
+    RunNotClaimable,
+    RunNotFound,
+    StoreClosed,
+)
+from holdfast.checkpoint.record import CLAIMABLE_STATUSES, RunRecord, RunStatus
 from holdfast.clock import Clock
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.errors import MailArrived, ModelUnavailable, RunAlreadyRunning, RunLost, Shutdown
@@ -13,6 +22,7 @@ from holdfast.core.execution.executor import Executor
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.result import Result
 from holdfast.core.run.waiting import RunWaiting
+from holdfast.runtime.changes import POLL_INTERVAL, ChangeListener
 from holdfast.runtime.operations.run_client import RunClient, is_settled
 from holdfast.runtime.worker import Worker
 
@@ -47,27 +57,32 @@ class RunAttacher:
             RunConflict: it has another agent, prompt or inputs. RunParked: it waits for a person. RunNotFound: it was
                 removed while the caller waited. Any other error: the run's own.
         """
-        try:
-            try:
-                return await self._start(agent, info, on_cancel, is_new=is_new)
-            except RunExists as exc:
-                if exc.run_id != info.run_id:
-                    raise  # a child
-                known: RunRecord | StoredRun = await self._client.load_same_request(info)
-            except _CONTINUING:
-                known = await self._client.get_record(info.run_id)
-        except StoreClosed as exc:
-            raise _make_shutdown_error(info.run_id) from exc
-        return await self._follow(known, on_cancel, through_waits=through_waits)
+        with _report_shutdown(info.run_id):
+            record, is_due = None if is_new else await self._find(info), True
+            if record is None:
+                try:
+                    return await self._start(agent, info, on_cancel)
+                except RunExists as exc:
+                    if exc.run_id != info.run_id:
+                        raise  # a child
+                    record = await self._client.get_same_request(info)
+                except _CONTINUING:
+                    record, is_due = await self._client.get_record(info.run_id), False
+            return await self._follow(record, on_cancel, through_waits=through_waits, is_due=is_due)
 
-    async def _start(self, agent: AgentSource, info: RunInfo, on_cancel: OnCancel, *, is_new: bool) -> Result:
+    async def _find(self, info: RunInfo) -> RunRecord | None:
+        """Return the record of the run with this id; `None` if there is none, or this process executes it."""
+        if self._executor.get_run(info.run_id) is None:
+            with suppress(RunNotFound):
+                return await self._client.get_same_request(info)
+        return None
+
+    async def _start(self, agent: AgentSource, info: RunInfo, on_cancel: OnCancel) -> Result:
         """Start the run, or wait for the execution of this process.
 
         Raises:
             RunExists: it is in the store, and this process does not execute it.
         """
-        if not is_new and self._executor.get_run(info.run_id) is None and await self._client.exists(info.run_id):
-            raise RunExists(info.run_id)
         if self._executor.get_run(info.run_id) is None:
             with suppress(RunAlreadyRunning):  # another caller has just started it
                 return await self._executor.start(agent, info, on_cancel=on_cancel)
@@ -105,75 +120,85 @@ class RunAttacher:
                     await self._client.requeue(run_id)  # a worker takes it when a slot is free
             except (RunAlreadyRunning, RunNotClaimable, *_CONTINUING):
                 pass
-        return await self._follow(await self._client.get_record(run_id), on_cancel)
+        with _report_shutdown(run_id):
+            return await self._follow(await self._client.get_record(run_id), on_cancel)
 
     async def _follow(
-        self, known: RunRecord | StoredRun, on_cancel: OnCancel, *, through_waits: bool = False
+        self, record: RunRecord, on_cancel: OnCancel, *, through_waits: bool = False, is_due: bool = False
     ) -> Result:
-        """Wait while the run is executed, here or elsewhere, resume it when it is due, and return its result."""
-        run_id = (known.record if isinstance(known, StoredRun) else known).run_id
-        try:
+        """Wait while the run is executed, here or elsewhere, resume it when it is due, and return its result.
+
+        Args:
+            is_due: ignore the backoff of an interrupted run, once.
+        """
+        with self._client.changes.listen() as changed:
             while True:
                 if not through_waits:
-                    self._client.raise_if_waiting(known.record if isinstance(known, StoredRun) else known)
-                try:
-                    if (result := await self._take(known, on_cancel)) is not None:
-                        return result
-                except LimitReached:
-                    await self._client.wait_for_change()
-                except (RunAlreadyRunning, RunNotClaimable, *_CONTINUING):
-                    pass  # it is executed elsewhere, or continues later
-                except RunBusy as busy:
-                    mine = busy.owner == self._worker.worker_id
-                    await (self._clock.sleep(_CLAIMED_PAUSE) if mine else self._client.wait_for_change())
-                if self._executor.draining:
-                    raise _make_shutdown_error(run_id)
-                known = await self._client.get_record(run_id)
-        except StoreClosed as exc:
-            raise _make_shutdown_error(run_id) from exc
+                    self._client.raise_if_waiting(record)
+                result = await self._take_or_wait(record, on_cancel, changed, is_due=is_due)
+                if result is not None:
+                    return result
+                record, is_due = await self._client.get_record(record.run_id), False
 
-    async def advance(self, record: RunRecord) -> Exception | None:
+    async def advance(self, record: RunRecord, changed: ChangeListener) -> Exception | None:
         """Wait until the run may have changed. If it is due and has no owner, execute it here until it ends or waits.
 
         Returns the error of the execution, unless the run continues.
         """
         try:
-            await self._take(record, "detach")
-        except RunBusy as busy:
-            mine = busy.owner == self._worker.worker_id
-            await (self._clock.sleep(_CLAIMED_PAUSE) if mine else self._client.wait_for_change())
-        except LimitReached:
-            await self._client.wait_for_change()
-        except (RunAlreadyRunning, RunNotClaimable, *_CONTINUING):
-            pass
-        except StoreClosed as exc:
-            raise _make_shutdown_error(record.run_id) from exc
+            with _report_shutdown(record.run_id):
+                await self._take_or_wait(record, "detach", changed)
+        except Shutdown:
+            raise
         except Exception as exc:  # of the run: its model or a tool may raise anything
             return exc
+        return None
+
+    async def _take_or_wait(
+        self, record: RunRecord, on_cancel: OnCancel, changed: ChangeListener, *, is_due: bool = False
+    ) -> Result | None:
+        """Return the result of the run if it has ended, or ends here. Else wait until it may have changed."""
+        try:
+            if (result := await self._take(record, on_cancel, changed, is_due=is_due)) is not None:
+                return result
+        except LimitReached:
+            await changed.wait()
+        except (RunAlreadyRunning, RunNotClaimable, *_CONTINUING):
+            pass  # it is executed elsewhere, or continues later
+        except RunBusy as busy:
+            await changed.wait(_CLAIMED_PAUSE if busy.owner == self._worker.worker_id else POLL_INTERVAL)
         if self._executor.draining:
             raise _make_shutdown_error(record.run_id)
         return None
 
-    async def _take(self, known: RunRecord | StoredRun, on_cancel: OnCancel) -> Result | None:
+    async def _take(
+        self, record: RunRecord, on_cancel: OnCancel, changed: ChangeListener, *, is_due: bool
+    ) -> Result | None:
         """Return the result of the run if it is executed here, has ended, or can be resumed now."""
-        record = known.record if isinstance(known, StoredRun) else known
         if (result := await self._executor.wait(record.run_id)) is not None:
             return result
         if is_settled(record):
-            if isinstance(known, StoredRun):
-                return self._client.read_result(known)
-            return await self._client.result(record.run_id)
-        # A caller that has the journal asks for the first time: it need not wait for the backoff.
-        delay = timedelta(0) if isinstance(known, StoredRun) else record.not_before - self._clock.now()
+            stored = await self._client.store.load(record.run_id)
+            return self._client.read_result(stored) if is_settled(stored.record) else None
+        if record.status is RunStatus.WAITING and record.wake_at is None:  # only mail wakes it
+            await changed.wait()
+            return None
+        delay = timedelta(0) if is_due else record.not_before - self._clock.now()
         if record.wake_at is not None:
             delay = record.wake_at - self._clock.now()
-        if record.status is RunStatus.WAITING and record.wake_at is None:  # only mail wakes it
-            await self._client.wait_for_change()
-            return None
         if record.owner_alive or delay > timedelta(0):
-            await self._client.wait_for_change(max(delay, _CLAIMED_PAUSE) if not record.owner_alive else None)
+            await changed.wait(POLL_INTERVAL if record.owner_alive else max(delay, _CLAIMED_PAUSE))
             return None
-        return await self._worker.resume(known, CLAIMABLE_STATUSES, on_cancel=on_cancel)
+        return await self._worker.resume(record, CLAIMABLE_STATUSES, on_cancel=on_cancel)
+
+
+@contextmanager
+def _report_shutdown(run_id: str) -> Iterator[None]:
+    """Raise `Shutdown` in place of the error that says that the App has closed the store."""
+    try:
+        yield
+    except StoreClosed as exc:
+        raise _make_shutdown_error(run_id) from exc
 
 
 def _make_shutdown_error(run_id: str) -> Shutdown:

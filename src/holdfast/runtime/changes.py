@@ -1,31 +1,44 @@
-"""One wait for changes of the store, for all watchers of a process."""
+"""ChangeSignal: the one wait for changes of the store in a process, for all that would otherwise poll it."""
 
 import asyncio
 import logging
 from datetime import timedelta
+from typing import Self
 
-from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.errors import CheckpointError, StoreClosed
 from holdfast.checkpoint.store import RunStore
 from holdfast.clock import Clock
 
 log = logging.getLogger("holdfast.events")
 
-#: How long to wait for a notification, and the pause after one: many may come at once.
-_WAIT_TIMEOUT, _NOTIFY_INTERVAL = timedelta(seconds=1), timedelta(milliseconds=50)
+#: How long to wait for a change notification before the store is polled: a process that dies, a backoff and a timer
+#: send none, and a notification may be lost.
+POLL_INTERVAL = timedelta(seconds=1)
 
 
 class ChangeSignal:
-    """Sets events when the store may have changed. Waits for that in a task while there are any."""
+    """Sets events when the store may have changed. Waits for that in a task while there are any.
+
+    The worker, the janitor, feeds, watches and waiting callers all listen to one. Belongs to one event loop at a time.
+    """
 
     def __init__(self, store: RunStore, clock: Clock) -> None:
         self._store, self._clock = store, clock
         self._events: set[asyncio.Event] = set()
         self._task: asyncio.Task[None] | None = None
 
+    def open(self) -> None:
+        """Begin without listeners: nothing of an event loop that has ended works in another one."""
+        self._events, self._task = set(), None
+
+    def listen(self) -> "ChangeListener":
+        """Return a listener, which hears changes while it is used as a context manager."""
+        return ChangeListener(self, self._clock)
+
     def add(self, event: asyncio.Event) -> None:
         """Set the event at each change from now on."""
         self._events.add(event)
-        if self._task is None:
+        if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="holdfast-changes")
 
     def discard(self, event: asyncio.Event) -> None:
@@ -35,20 +48,58 @@ class ChangeSignal:
             self._task.cancel()
             self._task = None
 
+    def notify(self) -> None:
+        """Set all events: what the listeners wait for may have changed."""
+        for event in self._events:
+            event.set()
+
     async def close(self) -> None:
-        """Stop waiting."""
+        """Stop waiting, and wake all listeners."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
             self._task = None
+        self.notify()
 
     async def _run(self) -> None:
-        while True:
-            try:
-                if await self._store.wait_for_change(_WAIT_TIMEOUT):
-                    for event in self._events:
-                        event.set()
-            except CheckpointError as exc:
-                log.info("the watchers wait for the store: %s", exc)
-                await self._clock.sleep(_WAIT_TIMEOUT)
-            await self._clock.sleep(_NOTIFY_INTERVAL)
+        try:
+            while True:
+                try:
+                    if await self._store.wait_for_change(POLL_INTERVAL):
+                        self.notify()
+                        await asyncio.sleep(0)  # the next notification may be there already
+                except StoreClosed:
+                    return
+                except CheckpointError as exc:
+                    log.info("could not wait for a change in the store, will poll: %s", exc)
+                    await self._clock.sleep(POLL_INTERVAL)
+        finally:
+            self.notify()  # each listener finds out by itself that the store is closed
+
+
+class ChangeListener:
+    """Waits for changes of the store. A change between two waits ends the second one at once."""
+
+    def __init__(self, signal: ChangeSignal, clock: Clock) -> None:
+        self._signal, self._clock = signal, clock
+        self._event = asyncio.Event()
+
+    def __enter__(self) -> Self:
+        self._signal.add(self._event)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._signal.discard(self._event)
+
+    def wake(self) -> None:
+        """End the wait, or the next one."""
+        self._event.set()
+
+    async def wait(self, timeout: timedelta = POLL_INTERVAL) -> None:
+        """Wait until the store may have changed since the last wait. Not longer than `timeout` and `POLL_INTERVAL`."""
+        timer = self._clock.call_later(min(timeout, POLL_INTERVAL), self._event.set)
+        try:
+            await self._event.wait()
+        finally:
+            timer.cancel()
+        self._event.clear()

@@ -331,18 +331,19 @@ class Conversation(Generic[OutputT]):
             turns_before: that number of turns had ended, and this was not among them. `None`: it may have been.
         """
         error: Exception | None = None
-        while True:
-            record = await self._client.get_record(self.run_id)
-            progress = decode(record.progress, Progress)
-            missed = turns_before is None or progress.turns - turns_before > RECENT_TURNS
-            turn = await self._turns.find_ended(progress, turn_id, scan=missed)
-            if turn is not None:
-                return self._turns.finish(turn)
-            self._raise_if_stuck(record)
-            if error is not None and progress.turns == turns_before:  # it is not the error of a turn
-                raise error
-            turns_before = progress.turns
-            error = await self._attacher.advance(record)
+        with self._client.changes.listen() as changed:
+            while True:
+                record = await self._client.get_record(self.run_id)
+                progress = decode(record.progress, Progress)
+                missed = turns_before is None or progress.turns - turns_before > RECENT_TURNS
+                turn = await self._turns.find_ended(progress, turn_id, scan=missed)
+                if turn is not None:
+                    return self._turns.finish(turn)
+                self._raise_if_stuck(record)
+                if error is not None and progress.turns == turns_before:  # it is not the error of a turn
+                    raise error
+                turns_before = progress.turns
+                error = await self._attacher.advance(record, changed)
 
     def _raise_if_stuck(self, record: RunRecord) -> None:
         """Raise if the conversation does not continue by itself."""
@@ -412,21 +413,21 @@ class Conversation(Generic[OutputT]):
             await self._store.post(self.run_id, mail)
         await self._janitor.deliver_mail(self.run_id)
         # Without a retention it is removed when it ends.
-        while (record := await self._find_record()) is not None and not record.is_terminal:
-            self._raise_if_stuck(record)
-            await self._attacher.advance(record)
+        with self._client.changes.listen() as changed:
+            while (record := await self._find_record()) is not None and not record.is_terminal:
+                self._raise_if_stuck(record)
+                await self._attacher.advance(record, changed)
 
     async def erase(self) -> None:
         """Remove the conversation from the store: its history, its results and the runs that it started.
 
         A turn under way is cancelled first.
         """
-        while True:
-            try:
-                await self._store.remove(self.run_id)
-            except RunBusy:
-                with suppress(RunNotFound, RunNotClaimable):
-                    await self._client.cancel(self.run_id)
-                await self._client.wait_for_change(timedelta(milliseconds=100))
-            else:
-                return
+        with self._client.changes.listen() as changed:
+            while True:
+                try:
+                    return await self._store.remove(self.run_id)
+                except RunBusy:
+                    with suppress(RunNotFound, RunNotClaimable):
+                        await self._client.cancel(self.run_id)
+                    await changed.wait(timedelta(milliseconds=100))

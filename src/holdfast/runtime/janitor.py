@@ -13,13 +13,12 @@ from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.core.errors import RunCancelled
 from holdfast.core.execution.executor import Executor
 from holdfast.db.tables import TablesError
+from holdfast.runtime.changes import POLL_INTERVAL, ChangeSignal
 from holdfast.runtime.operations.mailing import Mailer
 from holdfast.runtime.operations.verdicts import purge_verdicts
 
 log: logging.Logger = logging.getLogger("holdfast.janitor")
 
-#: How late a cancel request is seen where the store sends no change notification.
-POLL_INTERVAL = timedelta(seconds=1)
 #: The store is not asked more often than this, however many notifications it sends.
 MIN_POLL_INTERVAL = timedelta(milliseconds=50)
 #: How often expired runs are purged, failed releases are retried and runs are counted.
@@ -35,6 +34,7 @@ class Janitor:
         self,
         checkpoints: StoreCheckpoints,
         executor: Executor,
+        changes: ChangeSignal,
         *,
         clock: Clock = SYSTEM_CLOCK,
         counts_runs: bool = False,
@@ -44,7 +44,7 @@ class Janitor:
         Args:
             counts_runs: count the runs of the store for the metrics of the executor.
         """
-        self._counts_runs = counts_runs
+        self._counts_runs, self._changes = counts_runs, changes
         self._checkpoints, self._executor, self._clock = checkpoints, executor, clock
         self._store = checkpoints.store
         self._mailer = Mailer(self._store, clock=clock)
@@ -66,14 +66,15 @@ class Janitor:
 
     async def run(self) -> None:
         """Tick until cancelled. A store error is logged, and the next tick tries again."""
-        while True:
-            try:
-                await self._store.wait_for_change(POLL_INTERVAL)
-                await self.tick()
-            except (CheckpointError, TablesError) as exc:
-                log.warning("a poll of the store failed, will retry: %s", exc)
-                await self._clock.sleep(POLL_INTERVAL)
-            await self._clock.sleep(MIN_POLL_INTERVAL)
+        with self._changes.listen() as changed:
+            while True:
+                await changed.wait()
+                try:
+                    await self.tick()
+                except (CheckpointError, TablesError) as exc:
+                    log.warning("a poll of the store failed, will retry: %s", exc)
+                    await self._clock.sleep(POLL_INTERVAL)
+                await self._clock.sleep(MIN_POLL_INTERVAL)
 
     async def tick(self) -> None:
         """Stop the runs that another process asked to cancel, and deliver mail. Sometimes retry releases and purge."""

@@ -10,6 +10,7 @@ from holdfast.config import WorkerSettings
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.execution.executor import Executor
 from holdfast.runtime.attach import RunAttacher
+from holdfast.runtime.changes import ChangeSignal
 from holdfast.runtime.janitor import Janitor
 from holdfast.runtime.operations.mailing import Mailer
 from holdfast.runtime.operations.run_client import RunClient
@@ -37,6 +38,7 @@ class StoreParts:
         checkpoints: StoreCheckpoints,
         executor: Executor,
         hub: EventHub,
+        changes: ChangeSignal,
         agents: Mapping[str, AgentSource],
         settings: WorkerSettings,
         clock: Clock,
@@ -44,17 +46,18 @@ class StoreParts:
         counts_runs: bool,
     ) -> Self:
         """Make the parts, and start the janitor, which `counts_runs` for the telemetry."""
-        client = RunClient(checkpoints, agents)
+        client = RunClient(checkpoints, agents, changes)
         worker = Worker(
             checkpoints,
             executor,
             client,
             agents,
+            changes,
             concurrency=settings.concurrency,
             max_runs=settings.max_runs,
             clock=clock,
         )
-        janitor = Janitor(checkpoints, executor, clock=clock, counts_runs=counts_runs)
+        janitor = Janitor(checkpoints, executor, changes, clock=clock, counts_runs=counts_runs)
         janitor.start()
         return cls(
             checkpoints=checkpoints,

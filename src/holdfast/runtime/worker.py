@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from enum import StrEnum
 from functools import partial
 from typing import Any
@@ -16,7 +15,7 @@ from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.ownership import ClaimUse
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import Release, RunFilter, RunRecord, RunStatus, StoredRun, restore_previous
-from holdfast.checkpoint.store import END, iter_runs
+from holdfast.checkpoint.store import iter_runs
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.concurrency import run_in_background
 from holdfast.core.agents.agent import AgentSource
@@ -30,16 +29,13 @@ from holdfast.core.run.result import Result
 from holdfast.core.run.status import AttemptEnd
 from holdfast.core.run.waiting import RunWaiting
 from holdfast.runtime.agent_registry import find_agent
+from holdfast.runtime.changes import POLL_INTERVAL, ChangeSignal
 from holdfast.runtime.operations.run_client import RunClient
 
 log: logging.Logger = logging.getLogger("holdfast.worker")
 
 #: Claims in a row that may end without a finished step before a run is parked.
 MAX_STRIKES = 3
-
-#: How long the worker waits for a change notification before it polls: a process that dies, a backoff and a timer send
-#: none.
-POLL_INTERVAL = timedelta(seconds=1)
 
 
 class RecoveryStatus(StrEnum):
@@ -91,6 +87,7 @@ class Worker:
         executor: Executor,
         client: RunClient,
         agents: Mapping[str, AgentSource],
+        changes: ChangeSignal,
         *,
         concurrency: int = 16,
         max_runs: int | None = None,
@@ -108,7 +105,9 @@ class Worker:
         self._claims = checkpoints.claims
         #: Runs that the loop has taken.
         self._taken = 0
-        self._stopping = asyncio.Event()
+        self._is_stopping = False
+        #: Woken also when a run has ended, and by `stop`.
+        self._changed = changes.listen()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -119,7 +118,7 @@ class Worker:
     @property
     def is_taking_runs(self) -> bool:
         """Whether the loop takes further runs."""
-        stopped = self._task is None or self._task.done() or self._stopping.is_set() or self._executor.draining
+        stopped = self._task is None or self._task.done() or self._is_stopping or self._executor.draining
         return not stopped and not self._is_exhausted
 
     @property
@@ -151,7 +150,7 @@ class Worker:
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
-            if task.cancelled() and self._stopping.is_set() and not _is_cancelled():
+            if task.cancelled() and self._is_stopping and not _is_cancelled():
                 return  # `close` has ended the loop within a claim
             if started_here:
                 await _cancel_tasks({task})
@@ -159,7 +158,8 @@ class Worker:
 
     def stop(self) -> None:
         """Take no further runs."""
-        self._stopping.set()
+        self._is_stopping = True
+        self._changed.wake()
 
     async def close(self) -> None:
         """End the loop. Runs under way belong to the executor."""
@@ -168,38 +168,22 @@ class Worker:
 
     async def _loop(self) -> None:
         running: set[asyncio.Task[None]] = set()
-        stopped = asyncio.create_task(self._stopping.wait())
-        changed = asyncio.create_task(self._wait_for_change())
         try:
-            while not self._stopping.is_set() and (running or not self._is_exhausted):
-                with self._claims.use():
-                    claims = await self._try_claim(self._count_room(len(running)))
-                    self._taken += len(claims or ())
-                    running |= {self._start(claim, RecoveryReport()) for claim in claims or ()}
-                full = self._count_room(len(running)) <= 0
-                if claims and not full:
-                    continue
-                waited: set[asyncio.Task[Any]] = {stopped, *running, *(() if full else (changed,))}
-                await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-                running = {task for task in running if not task.done()}
-                if changed.done():  # renewed before the next claim, so that a change during the claim is noticed
-                    changed = asyncio.create_task(self._wait_for_change())
+            with self._changed:
+                while not self._is_stopping and (running or not self._is_exhausted):
+                    with self._claims.use():
+                        claims = await self._try_claim(self._count_room(len(running)))
+                        self._taken += len(claims or ())
+                        running |= {self._start(claim, RecoveryReport()) for claim in claims or ()}
+                    if not claims or self._count_room(len(running)) <= 0:
+                        await self._changed.wait()
+                    running = {task for task in running if not task.done()}
             if running:
                 await asyncio.wait(running)
         except StoreClosed:
             return
         finally:
-            await _cancel_tasks({stopped, changed, *running})
-
-    async def _wait_for_change(self) -> None:
-        """Wait until there may be something to take: a notification, or the time to poll."""
-        try:
-            await self._store.wait_for_change(POLL_INTERVAL)
-        except StoreClosed:
-            pass  # the loop ends
-        except StoreError as exc:
-            log.warning("could not wait for a change in the store, will poll: %s", exc)
-            await self._clock.sleep(POLL_INTERVAL)
+            await _cancel_tasks(running)
 
     async def recover(self) -> RecoveryReport:
         """Execute every run that is interrupted now, to its end. Runs within their backoff are skipped.
@@ -253,6 +237,7 @@ class Worker:
         if not use.has_ended:  # cancelled before the executor had the run
             self._claims.start(self._claims.restore(claim))
             use.end()
+        self._changed.wake()
 
     async def _process(self, claim: Claim, use: ClaimUse, report: RecoveryReport) -> None:
         """Load and execute a claimed run, and report its outcome."""
@@ -317,7 +302,7 @@ class Worker:
 
     async def resume(
         self,
-        known: RunRecord | StoredRun,
+        record: RunRecord,
         statuses: Collection[RunStatus],
         *,
         manual: bool = False,
@@ -326,24 +311,22 @@ class Worker:
         """Claim one run and execute it to its end.
 
         Args:
-            known: the run as it was read last. A loaded journal is not loaded again, unless the run has changed.
+            record: of the run, as it was read last.
             manual: a person asks for it: ignore an earlier outcome, a pending cancel request and the strike limit.
 
         Raises:
             CheckpointError: it cannot be claimed or loaded. It is unchanged, except that a pending cancel is recorded.
             LimitReached: a concurrency limit of the run is reached.
         """
-        record = known.record if isinstance(known, StoredRun) else known
         agent = find_agent(self._agents, record.agent_name)
-        loaded = known if isinstance(known, StoredRun) else None
         with self._claims.use():
-            resumption = await self._claim_and_load(record, statuses, manual=manual, loaded=loaded)
+            resumption = await self._claim_and_load(record, statuses, manual=manual)
         if resumption is None:
             return await self._client.result(record.run_id)
         return await self._executor.resume(agent, resumption, on_cancel=on_cancel)
 
     async def _claim_and_load(
-        self, record: RunRecord, statuses: Collection[RunStatus], *, manual: bool, loaded: StoredRun | None
+        self, record: RunRecord, statuses: Collection[RunStatus], *, manual: bool
     ) -> Resumption | None:
         """Claim and load one run; `None` if it has exceeded the strike limit and was parked."""
         cancelled: Release | None = None
@@ -356,7 +339,7 @@ class Worker:
         try:
             if manual and record.cancel_requested:
                 claim, cancelled = await self._client.reclaim_after_cancel(claim)
-            return await self._prepare(claim, manual=manual, loaded=loaded)
+            return await self._prepare(claim, manual=manual)
         except RunLost:
             raise
         except asyncio.CancelledError:
@@ -366,9 +349,7 @@ class Worker:
             await put_back(claim)
             raise
 
-    async def _prepare(
-        self, claim: Claim, *, manual: bool = False, loaded: StoredRun | None = None
-    ) -> Resumption | None:
+    async def _prepare(self, claim: Claim, *, manual: bool = False) -> Resumption | None:
         """Load a claimed run; `None` if it has exceeded the strike limit and was parked.
 
         A run that a person resumes by hand is neither parked for its strikes nor ended for an earlier cancel.
@@ -376,7 +357,7 @@ class Worker:
         Raises:
             CheckpointError: it cannot be loaded. Nothing was changed.
         """
-        stored = await self._load(claim.run_id, loaded)
+        stored = await self._checkpoints.load(claim.run_id)
         agent = self._agents[stored.record.agent_name]
         resumption = self._checkpoints.resume(claim, stored, get_loop(agent).codec)
         if claim.strikes > 1:
@@ -390,14 +371,6 @@ class Worker:
             log_parked(claim.run_id, agent.name, resumption.state.steps, reason)
             return None
         return resumption
-
-    async def _load(self, run_id: str, loaded: StoredRun | None) -> StoredRun:
-        """Load the run. If its journal has not changed since it was `loaded`, read only its record."""
-        if loaded is not None:
-            found = await self._store.load(run_id, after=END)
-            if (found.record.next_seq, found.record.created_at) == (loaded.record.next_seq, loaded.record.created_at):
-                return StoredRun(record=found.record, entries=loaded.entries, mail=found.mail)
-        return await self._checkpoints.load(run_id)
 
     async def _children_made_progress(self, run_id: str) -> bool:
         """Whether a child has finished a step during the attempts that this run spent in one step."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.record import RunStatus
+from holdfast.clock import SYSTEM_CLOCK
 from holdfast.core.ports import Checkpointer, Leave
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import NATIVE_CODEC, Reply, ToolCall, ToolResult, User
@@ -26,6 +27,7 @@ from holdfast.core.run.run_events import (
     ToolReturned,
 )
 from holdfast.core.run.state import RunState
+from holdfast.runtime.changes import ChangeSignal
 from holdfast.runtime.streams.hub import EventHub
 from holdfast.stores.memory import MemoryStore
 
@@ -187,7 +189,8 @@ class Watcher:
 async def check(actions: list[str | int]) -> None:
     checkpoints = StoreCheckpoints(MemoryStore())
     await checkpoints.open()
-    hub = EventHub(checkpoints)
+    changes = ChangeSignal(checkpoints.store, SYSTEM_CLOCK)
+    hub = EventHub(checkpoints, changes)
     hub.open()
     run = Run(checkpoints)
     await run.start()
@@ -208,6 +211,7 @@ async def check(actions: list[str | int]) -> None:
     await run.finish()
     await watcher.take(None)
     await hub.close()
+    await changes.close()
     await checkpoints.close()
 
 

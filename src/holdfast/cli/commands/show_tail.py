@@ -25,7 +25,9 @@ from holdfast.cli.printing import (
     format_pick,
     format_time,
 )
+from holdfast.clock import SYSTEM_CLOCK
 from holdfast.core.run.run_events import Event, HistoryRewritten, ReaderTooSlow, StatusChanged
+from holdfast.runtime.changes import ChangeSignal
 from holdfast.runtime.operations.verdicts import PICK, Verdict, read_verdict
 from holdfast.runtime.reading import formatting
 from holdfast.runtime.reading.formatting import utc_now
@@ -254,7 +256,7 @@ def _describe_status(event: StatusChanged) -> str:
 
 async def _follow(store_url: str, run_id: str, after: str | None, printer: _TailPrinter) -> None:
     async with open_store(store_url) as store:
-        hub = EventHub(StoreCheckpoints(store))
+        hub = EventHub(StoreCheckpoints(store), ChangeSignal(store, SYSTEM_CLOCK))
         hub.open()
         try:
             while True:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -38,23 +38,21 @@ from holdfast.core.run.turns import TURN_TOPIC, ConversationIdle
 from holdfast.core.run.waiting import RunWaiting
 from holdfast.core.validation import check_labels, to_utc
 from holdfast.runtime.agent_registry import find_agent
+from holdfast.runtime.changes import ChangeSignal
 from holdfast.runtime.operations.forking import Fork, make_start
 from holdfast.stores.redacting import stored_info
-
-#: How long a caller waits for a change notification before it polls.
-_POLL_INTERVAL = timedelta(seconds=1)
 
 
 class RunClient:
     """Operates on the runs of one store, in whichever process they are executed."""
 
-    def __init__(self, checkpoints: StoreCheckpoints, agents: Mapping[str, AgentSource]) -> None:
+    def __init__(self, checkpoints: StoreCheckpoints, agents: Mapping[str, AgentSource], changes: ChangeSignal) -> None:
         """Make a client.
 
         Args:
             agents: by name. Their codecs decode transcripts and results.
         """
-        self._checkpoints, self._agents = checkpoints, agents
+        self._checkpoints, self._agents, self.changes = checkpoints, agents, changes
         self.store: RunStore = checkpoints.store
         self._store = self.store
 
@@ -65,14 +63,6 @@ class RunClient:
     async def get_record(self, run_id: str) -> RunRecord:
         """Return the record of the run, without its journal."""
         return await get_record(self._store, run_id)
-
-    async def exists(self, run_id: str) -> bool:
-        """Whether the store has a run with this id."""
-        try:
-            await self.get_record(run_id)
-        except RunNotFound:
-            return False
-        return True
 
     async def dump_message(self, run_id: str, content: Prompt) -> str | list[JsonValue]:
         """Return a message to a run as plain data. Only the agent of the run knows which content parts it accepts.
@@ -117,7 +107,7 @@ class RunClient:
                 await self._store.create(new)
             except RunExists:
                 try:
-                    await self.load_same_request(info)
+                    await self.get_same_request(info)
                 except RunNotFound:
                     continue  # it was removed meanwhile
             return info.run_id
@@ -135,24 +125,26 @@ class RunClient:
         with suppress(RunExists):
             await self._store.create(make_queued_run(info, Progress(), []))
 
-    async def load_same_request(self, info: RunInfo) -> StoredRun:
-        """Load the run with this id, if it has the same agent, prompt and inputs.
+    async def get_same_request(self, info: RunInfo) -> RunRecord:
+        """Return the record of the run with this id, if it has the same agent, prompt and inputs.
 
         Raises:
             RunConflict: it has another agent, prompt or inputs. RunNotFound: there is none.
         """
-        stored = await self._store.load(info.run_id)
-        known = decode(stored.entries[0].body, Begin).info
+        record = await self.get_record(info.run_id)
+        known = decode(record.info, RunInfo)
+        if not known.request_digest:  # it was submitted by SQL
+            known = decode((await self._store.load(info.run_id)).entries[0].body, Begin).info
         if not self.is_same_request(info, known):
             raise RunConflict(info.run_id, known.agent_name)
-        return stored
+        return record
 
     def is_same_request(self, info: RunInfo, known: RunInfo) -> bool:
         """Whether `info` has the agent, prompt and inputs of the run `known`, which may be redacted."""
         if (known.agent_name, known.conversation) != (info.agent_name, info.conversation):
             return False
         asked = stored_info(self._store, info)
-        digest = make_request_digest(known.prompt, known.inputs)
+        digest = known.request_digest or make_request_digest(known.prompt, known.inputs)
         return digest in (make_request_digest(each.prompt, each.inputs) for each in (info, asked))
 
     async def result(self, run_id: str, *, through_waits: bool = False) -> Result:
@@ -166,10 +158,11 @@ class RunClient:
             RunFailed: it failed. RunCancelled: it was cancelled. RunParked: it needs a person.
             RunWaiting: it waits for a person, a signal or a result from outside.
         """
-        while not is_settled(record := await self.get_record(run_id)):
-            if not through_waits:
-                self.raise_if_waiting(record)
-            await self.wait_for_change()
+        with self.changes.listen() as changed:
+            while not is_settled(record := await self.get_record(run_id)):
+                if not through_waits:
+                    self.raise_if_waiting(record)
+                await changed.wait()
         return self.read_result(await self._store.load(run_id))
 
     def read_waiting(self, record: RunRecord) -> RunWaiting:
@@ -183,10 +176,6 @@ class RunClient:
         """Raise `RunWaiting` if the run waits for more than a time."""
         if record.status is RunStatus.WAITING and not (waiting := self.read_waiting(record)).only_for_time:
             raise waiting
-
-    async def wait_for_change(self, timeout: timedelta | None = None) -> None:
-        """Wait until a run may have changed; at most `timeout`, and not longer than the poll interval."""
-        await self._store.wait_for_change(_POLL_INTERVAL if timeout is None else min(timeout, _POLL_INTERVAL))
 
     def read_result(self, stored: StoredRun) -> Result:
         """Return the result of a settled run. Raises as `result` does."""

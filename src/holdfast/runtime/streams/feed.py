@@ -11,6 +11,7 @@ from holdfast.checkpoint.record import RunRecord, RunStatus, StoredRun
 from holdfast.checkpoint.store import RunStore, get_record
 from holdfast.clock import Clock
 from holdfast.core.run.run_events import Event, ReplyAdded, StatusChanged
+from holdfast.runtime.changes import POLL_INTERVAL
 from holdfast.runtime.streams.draft_board import DraftReader, DraftView
 from holdfast.runtime.streams.entry_events import Cursor, check_cursor, describe_present, get_incarnation, read_events
 from holdfast.runtime.streams.subscription import Batch, Subscription
@@ -18,9 +19,10 @@ from holdfast.runtime.streams.subscription import Batch, Subscription
 log = logging.getLogger("holdfast.events")
 
 #: Stores send no notification for a save, so a run of another process is polled: often while it makes progress.
-MIN_POLL_INTERVAL, MAX_POLL_INTERVAL = timedelta(milliseconds=100), timedelta(seconds=1)
-#: The pause between two reads, however often the run is saved.
-_READ_INTERVAL = timedelta(milliseconds=20)
+_MIN_INTERVAL = timedelta(milliseconds=70)
+#: The pause between two reads, however often the run is saved. For a run of another process: however often the store
+#: changes.
+_READ_INTERVAL, _REMOTE_READ_INTERVAL = timedelta(milliseconds=20), timedelta(milliseconds=50)
 
 #: More than the number of events in any entry.
 _END_OF_ENTRY = 10**9
@@ -148,7 +150,7 @@ class RunFeed:
 
     async def _follow(self) -> None:
         """Read the run again and again until it is terminal or removed."""
-        interval = MIN_POLL_INTERVAL
+        interval = _MIN_INTERVAL
         while True:
             self.wakeup.clear()
             try:
@@ -163,11 +165,11 @@ class RunFeed:
                 found = False
             if self._record is not None and self._record.is_terminal:
                 return
-            interval = MIN_POLL_INTERVAL if found else min(2 * interval, MAX_POLL_INTERVAL)
+            interval = _MIN_INTERVAL if found else min(2 * interval, POLL_INTERVAL)
             # The saves of this process wake the feed.
             is_local = self._record is not None and self._drafts.is_local(self._record)
-            await self._wait(MAX_POLL_INTERVAL if is_local else interval)
-            await self._clock.sleep(_READ_INTERVAL)
+            await self._wait(POLL_INTERVAL if is_local else interval)
+            await self._clock.sleep(_READ_INTERVAL if is_local else _REMOTE_READ_INTERVAL)
 
     async def _wait(self, timeout: timedelta) -> None:
         timer = self._clock.call_later(timeout, self.wakeup.set)

@@ -23,7 +23,14 @@ from holdfast.runtime.streams.watch import watch_statuses
 class EventHub:
     """Streams the events of runs to any number of watchers."""
 
-    def __init__(self, checkpoints: StoreCheckpoints, *, redacts: bool = False, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        checkpoints: StoreCheckpoints,
+        changes: ChangeSignal,
+        *,
+        redacts: bool = False,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         """Make a hub.
 
         Args:
@@ -32,7 +39,7 @@ class EventHub:
         self._checkpoints, self._store, self._clock = checkpoints, checkpoints.store, clock
         self._drafts = DraftBoard(self._store, clock, None if redacts else self._show_draft)
         self._feeds: dict[str, RunFeed] = {}
-        self._changes = ChangeSignal(self._store, clock)
+        self._changes = changes
         self._is_closed = True
         #: Shows the runs that this process executes, as soon as they are saved.
         self.live: LiveRuns = LiveRuns(self)
@@ -81,7 +88,6 @@ class EventHub:
         """End all streams and stop writing drafts."""
         self._is_closed = True
         await self._drafts.close()
-        await self._changes.close()
         tasks = [task for feed in self._feeds.values() if (task := feed.task) is not None]
         for feed in self._feeds.values():
             feed.fail(StoreClosed("the App was closed: watch again from another process"))

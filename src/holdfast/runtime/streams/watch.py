@@ -1,6 +1,5 @@
 """Status changes of many runs."""
 
-import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
@@ -16,8 +15,8 @@ from holdfast.runtime.changes import ChangeSignal
 
 log = logging.getLogger("holdfast.events")
 
-#: How often to look at the runs: at most, and at least.
-_MIN_INTERVAL, _MAX_INTERVAL = timedelta(milliseconds=200), timedelta(seconds=1)
+#: The pause between two looks, however often the store changes.
+_MIN_INTERVAL = timedelta(milliseconds=200)
 
 _BEFORE_ALL_RUNS = datetime(1970, 1, 1, tzinfo=UTC)
 _UNFINISHED = frozenset(RunStatus) - TERMINAL_STATUSES - {RunStatus.REMOVED}
@@ -99,11 +98,9 @@ async def watch_statuses(
     Args:
         wanted: only changes to these statuses.
     """
-    watch, changed = StatusWatch(store, run_filter), asyncio.Event()
-    changes.add(changed)
-    try:
+    watch = StatusWatch(store, run_filter)
+    with changes.listen() as changed:
         while True:
-            changed.clear()
             try:
                 events = await watch.look()
             except StoreClosed:
@@ -115,10 +112,4 @@ async def watch_statuses(
                 if wanted is None or event.status in wanted:
                     yield event
             await clock.sleep(_MIN_INTERVAL)
-            timer = clock.call_later(_MAX_INTERVAL, changed.set)
-            try:
-                await changed.wait()
-            finally:
-                timer.cancel()
-    finally:
-        changes.discard(changed)
+            await changed.wait()
