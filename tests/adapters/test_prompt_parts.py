@@ -19,7 +19,7 @@ from holdfast.adapters.pydantic_ai import ToolPolicy, durable
 from holdfast.checkpoint.errors import RunConflict
 from holdfast.checkpoint.store import get_record
 from holdfast.core.errors import DefinitionError
-from holdfast.runtime.reading.run_views import summarize_run
+from holdfast.runtime.reading.run_summary import summarize_run
 from holdfast.stores.memory import MemoryStore
 
 #: Every byte, and lengths that base64 pads differently.

@@ -16,7 +16,7 @@ from holdfast.core.errors import DefinitionError, Shutdown
 from holdfast.core.redaction import REDACTED, Redactor
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.state import PhaseOutput
-from holdfast.runtime.reading.run_views import summarize_run
+from holdfast.runtime.reading.run_summary import summarize_run
 from holdfast.stores.memory import MemoryStore
 
 INPUTS = {"customer": {"id": 7, "tags": ["new"]}, "note": "café"}

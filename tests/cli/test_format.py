@@ -12,10 +12,10 @@ from holdfast.runtime.reading import formatting
 
 @pytest.mark.parametrize(
     ("seconds", "shown"),
-    [(-1, "0.0 s"), (0.25, "0.2 s"), (12, "12 s"), (89, "89 s"), (90, "2 min"), (7200, "2 h"), (86400 * 3, "3 d")],
+    [(-1, "0 ms"), (0.25, "0.2 s"), (12, "12 s"), (89, "89 s"), (90, "2 min"), (7200, "2 h"), (86400 * 3, "3 d")],
 )
 def test_durations(seconds: float, shown: str) -> None:
-    assert formatting.duration(timedelta(seconds=seconds)) == shown
+    assert formatting.format_duration(timedelta(seconds=seconds)) == shown
 
 
 @pytest.mark.parametrize(
@@ -25,9 +25,9 @@ def test_sizes(count: int, shown: str) -> None:
     assert formatting.format_size(count) == shown
 
 
-@pytest.mark.parametrize(("dollars", "shown"), [(0.0, ""), (0.00123, "$0.0012"), (1.5, "$1.50")])
+@pytest.mark.parametrize(("dollars", "shown"), [(0.0, "–"), (0.00123, "$0.0012"), (1.5, "$1.50")])
 def test_costs(dollars: float, shown: str) -> None:
-    assert formatting.cost(dollars) == shown
+    assert formatting.format_cost(dollars) == shown
 
 
 def test_text_is_cut_and_cleaned() -> None:

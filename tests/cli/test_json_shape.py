@@ -75,14 +75,22 @@ async def _request(app: App, path: str) -> Any:
         return response.json()
 
 
+def _cut_ages(response: Any) -> Any:
+    """Cut what a description says of the time that has passed."""
+    for run in response.get("runs", [response]):
+        run["description"] = run["description"].partition(" since ")[0]
+    return response
+
+
 def test_reading_a_run_gives_what_the_api_returns(app: App, command: Command) -> None:
     asyncio.run(_execute(app))
-    assert command("ls") == asyncio.run(_request(app.replace(), "/runs"))
+    assert _cut_ages(command("ls")) == _cut_ages(asyncio.run(_request(app.replace(), "/runs")))
     page = command("ls", "--limit", "1")
-    assert page == asyncio.run(_request(app.replace(), "/runs?limit=1"))
+    assert _cut_ages(page) == _cut_ages(asyncio.run(_request(app.replace(), "/runs?limit=1")))
     assert page["cursor"] is not None
     for run_id in ("done", "waits"):
-        assert command("show", run_id)["run"] == asyncio.run(_request(app.replace(), f"/runs/{run_id}"))
+        read = asyncio.run(_request(app.replace(), f"/runs/{run_id}"))
+        assert _cut_ages(command("show", run_id)["run"]) == _cut_ages(read)
 
 
 def test_a_change_prints_the_fields_that_the_api_returns(app: App, command: Command) -> None:

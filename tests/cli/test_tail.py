@@ -35,7 +35,7 @@ def test_tail_ends_when_the_run_is_gone(shell: Shell) -> None:
     shell.open_gate()
     assert first.wait() == 0
     _, stderr = tail.communicate()
-    assert stderr.splitlines()[-1] == "run r1 has finished and was removed"
+    assert stderr.splitlines()[-1] == "run r1 is removed"
     assert tail.returncode == 0
 
 

@@ -13,7 +13,7 @@ from holdfast.checkpoint.fleet import RunCount
 from holdfast.checkpoint.record import Release, RunStatus
 from holdfast.cli.commands.top import make_summary, make_tables, render_frame
 from holdfast.cli.opening import open_store
-from holdfast.runtime.reading.fleet import Activity, StuckRun, WorkerActivity, compare_activity, read_activity
+from holdfast.runtime.reading.activity import Activity, StuckRun, WorkerActivity, compare_activity, read_activity
 from holdfast.stores.from_url import store_from_url
 from holdfast.testing.store_processes.store_under_test import add_worker, make_run
 
@@ -48,7 +48,7 @@ def make_activity(*, stuck: int = 0, at: datetime = NOW, done: int = 5, steps: i
                 since=NOW - timedelta(hours=number),
                 steps=4,
                 strikes=1,
-                reason="budget \x1b[31mspent",
+                description="budget \x1b[31mspent",
             )
             for number in range(stuck)
         ],
@@ -91,7 +91,7 @@ def test_the_tables_show_queues_workers_and_stuck_runs() -> None:
         ["w-1", "busy", "2", "1.0 s", "3.0 s", "host · 7", "a, b"],
         ["w-2", "dead", "0", "", "", "", ""],
     ]
-    assert stuck.rows == [["run-0", "parked", "a", "0.0 s", "4", "1", "budget \ufffd[31mspent"]]
+    assert stuck.rows == [["run-0", "parked", "a", "0 ms", "4", "1", "budget \ufffd[31mspent"]]
 
 
 def test_rates_are_per_minute() -> None:

@@ -100,7 +100,7 @@ def test_an_approved_call_is_made_with_edited_arguments(host: Host) -> None:
     assert header.split() == ["RUN", "CALL", "TOOL", "ARGUMENTS", "REASON", "ASKED", "EXPIRES"]
     assert first.split()[:3] == ["r1", "c1", "pay"]
     assert '{"amount":200,"to":"ann"}  much money' in first
-    assert first.endswith("in 48 h")
+    assert first.endswith("in 2 d")
     [one, two] = host.json("pending", "--tool", "pay", "--agent", "patient")
     assert (one["call_id"], two["call_id"], one["arguments"]) == ("c1", "c2", {"amount": 200, "to": "ann"})
     for other in (("--tool", "render"), ("--agent", "other"), ("--caller", "bob")):
@@ -135,7 +135,8 @@ def test_a_signal_is_not_an_answer(host: Host) -> None:
 def test_show_and_ls_show_what_a_run_waits_for(host: Host) -> None:
     host.run_until_waiting("pay wait_for")
     listed = host.ok("ls").splitlines()[1]
-    assert listed.endswith("approval of pay (c1), the signal paid")
+    assert 'waits for approval of pay(amount=200, to="ann") since ' in listed
+    assert listed.endswith(", expires in 2 d, and 1 more call")
     shown = host.ok("show", "r1")
     assert "needs approval: pay(amount=200, to=ann) c1 much money" in shown
     assert "waiting: wait_for(name=paid) c2 signal paid" in shown

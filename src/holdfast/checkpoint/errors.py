@@ -131,14 +131,14 @@ class RunConflict(CheckpointError):
 
 
 class RunNotFound(CheckpointError):
-    """No run with this id is in the store: it never was, or it ended and was removed.
+    """No run with this id is in the store: the id is wrong, or the run ended and was removed.
 
     What to do: Check the id and the store (`HOLDFAST_STORE`). `CheckpointSettings.retention` says how long ended runs
     stay.
     """
 
     def __init__(self, run_id: str) -> None:
-        super().__init__(f"no run {run_id} in this store: it never was, or it ended and was removed")
+        super().__init__(f"no run {run_id} in this store: the id is wrong, or the run ended and was removed")
         self.run_id = run_id
 
 

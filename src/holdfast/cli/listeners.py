@@ -170,7 +170,7 @@ class ProgressDisplay(LiveListener):
         width = self._output.width - 4
         lines = []
         for (run_id, _), (name, started) in list(self._active.items())[:_MAX_ACTIVE_LINES]:
-            since = formatting.duration(timedelta(seconds=now - started)) + (f" {run_id}" if self._many else "")
+            since = formatting.format_duration(timedelta(seconds=now - started)) + (f" {run_id}" if self._many else "")
             text = " ".join(sanitize(name).split())
             # The end of a streamed text. A Text object, because a model's text may look like rich's markup.
             lines.append(Spinner("dots", Text(f"{since} {text[-(width - len(since)) :]}")))
@@ -185,13 +185,16 @@ def _format_event(event: Event, took: timedelta, *, live: bool) -> tuple[str, st
             return None if live else (f"{step}asking the model", "")
         case ReplyAdded():
             text = one_line(event.text, _TEXT_LENGTH)
-            return (f"{step}model answered in {formatting.duration(took)}" + (f": {text}" if text else ""), "dim")
+            return (
+                f"{step}model answered in {formatting.format_duration(took)}" + (f": {text}" if text else ""),
+                "dim",
+            )
         case ToolCalled():
             return None if live else (f"{step}{event.tool} started", "")
         case ToolReturned() if event.error:
-            return (f"{step}{event.tool} failed after {formatting.duration(took)}", "red")
+            return (f"{step}{event.tool} failed after {formatting.format_duration(took)}", "red")
         case ToolReturned():
-            return (f"{step}{event.tool} done in {formatting.duration(took)}", "green")
+            return (f"{step}{event.tool} done in {formatting.format_duration(took)}", "green")
         case PhaseStarted():
             return (f"phase {event.name}", "bold")
         case StatusChanged() if event.resumed:
@@ -204,7 +207,7 @@ def _format_event(event: Event, took: timedelta, *, live: bool) -> tuple[str, st
 
 
 def _describe_retry(event: RetryScheduled) -> str:
-    pause = formatting.duration(event.delay)
+    pause = formatting.format_duration(event.delay)
     return f"attempt {event.attempt} of {event.tool or 'the model'} failed, next in {pause}"
 
 
@@ -320,7 +323,7 @@ class LivePanels(LiveListener):
         text_length = (width - 4) * (_PANEL_LINES - 1)
         panels = []
         for cell, panel in self._panels.items():
-            since = formatting.duration(timedelta(seconds=now - panel.since)) if panel.since else ""
+            since = formatting.format_duration(timedelta(seconds=now - panel.since)) if panel.since else ""
             # The end of a streamed text.
             body = Text(f"{panel.activity} {since}\n{' '.join(sanitize(panel.text).split())[-text_length:]}")
             title = Text(sanitize(cell))

@@ -28,7 +28,6 @@ from holdfast.core.run.waiting import WaitingCall, describe_decision
 from holdfast.db.urls import redact_url
 from holdfast.runtime.operations.verdicts import Verdict
 from holdfast.runtime.reading import formatting
-from holdfast.runtime.reading.pending_calls import PendingCall
 from holdfast.runtime.reading.transcript import CallRecord, TranscriptItem
 
 _MAX_TEXT_LENGTH = 2_000
@@ -76,9 +75,9 @@ class TranscriptPrinter:
     def _print_step(self, item: TranscriptItem) -> None:
         took, tokens = "", item.usage.total_tokens
         if item.at is not None and self._last_step_at is not None:
-            took = f", {formatting.duration(item.at - self._last_step_at)}"
+            took = f", {formatting.format_duration(item.at - self._last_step_at)}"
         used = f", {formatting.format_number(tokens - self._tokens)} tokens" if tokens > self._tokens else ""
-        spent = f", {formatting.cost(item.usage.cost_usd)} so far" if item.usage.cost_usd else ""
+        spent = f", {formatting.format_cost(item.usage.cost_usd)} so far" if item.usage.cost_usd else ""
         at = f" at {format_time(item.at)}" if item.at is not None else ""
         retries = item.retries - self._retries
         retried = f", {retries} {'retry' if retries == 1 else 'retries'}" if retries > 0 else ""
@@ -92,7 +91,10 @@ class TranscriptPrinter:
             self._output.print_line(f"  {format_call(call)}", "blue")
             if call.decision is not None:
                 at = f" at {format_time(call.decision.at)}" if call.decision.at is not None else ""
-                self._output.print_line(f"    {self._truncate(describe_decision(call.decision))}{at}", "dim")
+                edited = call.original_arguments is not None
+                asked = f", instead of {format_value(call.original_arguments)}" if edited else ""
+                decided = describe_decision(call.decision)
+                self._output.print_line(f"    {self._truncate(decided)}{at}{self._truncate(asked)}", "dim")
 
     def _print_result(self, item: TranscriptItem) -> None:
         state = "error" if item.error else "resolved by a person" if item.kind == "resolution" else "done"
@@ -151,10 +153,12 @@ class EventPrinter:
         """Return the line for an event that is no part of a transcript, and its style."""
         match event:
             case ToolCalled():
-                call = CallRecord(call_id=event.call_id, tool=event.tool, arguments=event.arguments)
+                call = CallRecord(
+                    call_id=event.call_id, tool=event.tool, arguments=event.arguments, state="running", result=None
+                )
                 return f"  {format_call(call, full=self._full)}", "blue"
             case RetryScheduled():
-                pause = formatting.duration(event.delay)
+                pause = formatting.format_duration(event.delay)
                 what = f"{event.tool} {event.call_id}" if event.tool else "the model"
                 return f"  attempt {event.attempt} of {what} failed, next in {pause}: {event.error}", "yellow"
             case CallDecided():
@@ -206,20 +210,22 @@ def _to_item(event: Event) -> TranscriptItem | None:
     return None
 
 
-class PrintedCall(PendingCall, frozen=True, kw_only=True):
+class PrintedCall(CallRecord, kw_only=True, omit_defaults=False):
     """A call that waits. `--json` prints these fields."""
 
     #: The command that answers the call. Empty for a timer.
-    command: str
+    command: str = ""
 
     @classmethod
     def make(cls, call: WaitingCall, store: str) -> Self:
-        return cls.from_call(call, command=format_answer_command(call, store))
+        printed = cls.from_wait(call)
+        printed.command = format_answer_command(call, store)
+        return printed
 
     @property
     def action(self) -> str:
         """What `command` does."""
-        return {"approval": "approve", "signal": "signal"}.get(self.kind, "answer")
+        return {"approval": "approve", "signal": "signal"}.get(self.kind or "", "answer")
 
 
 def format_answer_command(call: WaitingCall, store: str) -> str:

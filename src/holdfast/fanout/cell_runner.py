@@ -33,7 +33,7 @@ from holdfast.fanout.responses import (
     to_milliseconds,
 )
 from holdfast.fanout.workspace import Workspace, WriteSnapshot
-from holdfast.runtime.reading.run_views import summarize_run
+from holdfast.runtime.reading.run_summary import summarize_run
 
 log = logging.getLogger("holdfast.fanout")
 

@@ -14,7 +14,7 @@ from holdfast.fanout.cells import AGENT_PREFIX, make_cell_run_id
 from holdfast.fanout.errors import WorkspaceChanged
 from holdfast.fanout.overlay import Overlay
 from holdfast.fanout.workspace import Workspace, WriteSnapshot
-from holdfast.runtime.reading.run_views import RunDetails, describe_run
+from holdfast.runtime.reading.run_views import RunDetails, read_details
 from holdfast.runtime.reading.transcript import CallRecord, Transcript, get_loop_name
 
 #: The tool of the fan-out's run that asks one cell.
@@ -168,7 +168,7 @@ async def read_cell(store: RunStore, run_id: str, model_id: str) -> StoredCell |
     transcript = Transcript(get_loop_name(stored.record))
     items = transcript.read(stored.entries)
     calls = [call for call in transcript.calls if call.state in ("done", "error")]
-    run = describe_run(stored)
+    run = read_details(stored)
     texts = [item.text for item in items if item.kind == "reply" and item.text]
     response = ModelResponse(
         model_id=model_id,

@@ -9,9 +9,8 @@ from holdfast.app import App
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core.errors import DefinitionError
 from holdfast.core.run.waiting import Answer, Approve, Deny, Value
-from holdfast.runtime.reading.pending_calls import PendingCall
-from holdfast.runtime.reading.run_views import RunDetails, RunList, describe_run
-from holdfast.runtime.reading.transcript import Transcript, TranscriptItem, get_loop_name
+from holdfast.runtime.reading.run_views import RunDetails, RunList, read_details
+from holdfast.runtime.reading.transcript import CallRecord, Transcript, TranscriptItem, get_loop_name
 
 #: The most runs or calls in one result.
 MAX_PAGE = 50
@@ -34,7 +33,7 @@ class ShownRun(msgspec.Struct, frozen=True, kw_only=True):
 class PendingCalls(msgspec.Struct, frozen=True, kw_only=True):
     """Calls that wait for a person, oldest first."""
 
-    calls: tuple[PendingCall, ...]
+    calls: tuple[CallRecord, ...]
     #: Later calls that were left out.
     more: int
 
@@ -71,7 +70,7 @@ class RunTools:
         stored = await self._store.load(run_id)
         transcript = Transcript(get_loop_name(stored.record)).read(stored.entries)
         shown = transcript[len(transcript) - items :] if items < len(transcript) else transcript
-        return ShownRun(run=describe_run(stored), transcript=shown, earlier_items=len(transcript) - len(shown))
+        return ShownRun(run=read_details(stored), transcript=shown, earlier_items=len(transcript) - len(shown))
 
     async def list_pending(
         self,
@@ -80,7 +79,7 @@ class RunTools:
     ) -> PendingCalls:
         """List the calls that wait for a person: approvals and questions, with their arguments and digest."""
         calls = await self._app.pending(agent=agent, tool=tool)
-        shown = tuple(map(PendingCall.from_call, calls[:MAX_PAGE]))
+        shown = tuple(map(CallRecord.from_wait, calls[:MAX_PAGE]))
         return PendingCalls(calls=shown, more=len(calls) - len(shown))
 
     async def answer_call(

@@ -79,7 +79,7 @@ async def test_an_answer_after_the_expiry_is_refused_and_the_calls_say_so(loop: 
         assert (await app.resume("r")).output == "done"
         decisions = [call.decision.kind for call in (await app.get("r")).decided_calls if call.decision is not None]
         assert decisions == ["expire", "expire"]
-    assert waiter.results == ["No answer within 1:00:00."] * 2
+    assert waiter.results == ["No answer within 1 hour."] * 2
     assert waiter.paid == []
 
 

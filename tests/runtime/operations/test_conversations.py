@@ -93,7 +93,11 @@ async def test_each_message_gets_the_result_of_its_turn_from_any_process(durable
         assert await chat.result("m2") == second
         assert await chat.history() == await same.history() == [first, second]
         run = await app.get(chat.run_id)
-        assert (run.status, run.waits_for, run.owner) == (RunStatus.WAITING, "the next message", None)
+        assert (run.status, run.description, run.owner) == (
+            RunStatus.WAITING,
+            "waits for the next message, after 2 turns",
+            None,
+        )
         assert (run.conversation, run.turns, run.steps, run.usage.input_tokens) == ("k", 2, 2, 20)
 
 

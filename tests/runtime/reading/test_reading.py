@@ -44,12 +44,17 @@ async def test_a_finished_run_has_its_identity_its_usage_and_its_output() -> Non
     async with App([payer], MemoryStore(), worker=IDLE) as app:
         await app.submit(payer, "pay", run_id="r1", caller_id="me", labels={"team": "a"})
         queued = await app.get("r1")
-        assert (queued.status, queued.waits_for, queued.pending_calls) == (RunStatus.QUEUED, "a worker", ())
+        assert (queued.status, queued.description, queued.pending_calls) == (RunStatus.QUEUED, "ready for a worker", ())
         await app.resume("r1")
         run = await app.get("r1")
         assert (run.status, run.agent, run.caller, run.labels) == (RunStatus.DONE, "payer", "me", {"team": "a"})
         assert (run.steps, run.usage.total_tokens, run.output, run.error) == (2, 30, "done", None)
-        assert (run.waits_for, run.prompt, run.parent, run.owner) == ("", "pay", None, None)
+        assert (run.description[:22], run.prompt, run.parent, run.owner) == (
+            "finished after 2 steps",
+            "pay",
+            None,
+            None,
+        )
         assert run.created_at <= run.updated_at < run.expires_at  # type: ignore[operator]
 
 
@@ -73,7 +78,7 @@ async def test_a_waiting_run_says_which_calls_wait_for_whom() -> None:
         with pytest.raises(RunWaiting):
             await app.resume("r1")
         run = await app.get("r1")
-        assert (run.status, run.waits_for) == (RunStatus.WAITING, "approval of pay (c3), approval of pay (c4)")
+        assert (run.status, run.reason) == (RunStatus.WAITING, "approval of pay (c3), approval of pay (c4)")
         assert [(call.call_id, call.tool, call.arguments, call.state) for call in run.pending_calls] == [
             ("c3", "pay", {"amount": 40}, "needs approval"),
             ("c4", "pay", {"amount": 5}, "needs approval"),
@@ -139,7 +144,8 @@ async def test_a_running_run_whose_owner_is_dead_is_listed_as_interrupted() -> N
         assert ([run.run_id for run in page.runs], page.cursor) == (["r1"], None)
         alive, dead = await app.get("r0"), await app.get("r1")
         assert (alive.owner, alive.owner_alive) == ("w1", True)
-        assert (dead.owner, dead.owner_alive, dead.waits_for) == ("dead", False, "a worker")
+        assert (dead.owner, dead.owner_alive) == ("dead", False)
+        assert dead.description == "worker dead died; ready for another worker"
 
 
 @pytest.mark.parametrize("failing", ["model", "tool"])
@@ -176,7 +182,7 @@ async def test_a_waiting_run_says_what_it_waits_for() -> None:
         claim = await store.claim("r1", "w1")
         await store.release(claim, Release(status=RunStatus.WAITING, wake_at=wake_at, wake_on=("message",)))
         run = await app.get("r1")
-        assert (run.status, run.wake_at, run.waits_for) == (RunStatus.WAITING, wake_at, "mail (message)")
+        assert (run.status, run.wake_at, run.description) == (RunStatus.WAITING, wake_at, "waits for mail (message)")
 
 
 @pytest.mark.parametrize(

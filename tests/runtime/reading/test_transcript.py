@@ -51,9 +51,10 @@ async def test_calls_that_need_an_approval_are_followed_from_question_to_result(
         assert found == [
             ("lookup", {"word": "Lisbon"}, "done", {"found": "Lisbon"}),
             ("lookup", {"word": ""}, "error", "give a word"),
-            ("pay", {"amount": 40}, "done", "paid 30"),
+            ("pay", {"amount": 30}, "done", "paid 30"),
             ("pay", {"amount": 5}, "error", "The tool call was denied."),
         ]
+        assert [each.original_arguments for each in calls] == [None, None, {"amount": 40}, None]
         assert kinds[-1] == "outcome"
         first, second = (call.decision for call in (await app.get("r1")).decided_calls)
         assert first is not None

@@ -33,7 +33,7 @@ def test_a_killed_worker_is_seen_at_once_and_its_run_ends_in_another(page: Page,
             expect(page.locator("#draft")).to_have_text("It was a dark and stormy night")
             expect(page.locator("#attempt-1 .status")).to_have_text("works")
         expect(page.locator("h1 + .status")).to_have_text("interrupted")
-        expect(page.locator("main")).to_contain_text("died; waits for another worker")
+        expect(page.locator("main")).to_contain_text("died; ready for another worker")
         expect(page.locator("#draft")).to_be_hidden()
         expect(page.locator("#attempt-1 .status")).to_have_text("died")
         first = page.locator("#attempt-1 code").inner_text()

@@ -178,7 +178,7 @@ def test_the_answers_of_a_fan_out_are_compared_and_one_is_picked(server: UIServe
     expect(plain_page.get_by_role("region", name="old.py").locator(".result").first).to_contain_text("deleted")
     two.get_by_role("button", name="Undo").click()
     expect(plain_page.locator(".card.result.picked")).to_have_count(0)
-    plain_page.get_by_role("region", name="fake:one").get_by_role("link", name="Differences to it").click()
+    plain_page.get_by_role("region", name="fake:one").get_by_role("link", name="Compare with this").click()
     expect(columns.nth(1).locator(".removed")).to_have_text("-print(1)")
     response = plain_page.goto(f"{server.url}/runs/fanout-1/compare?base=unheard-of")
     assert response is not None

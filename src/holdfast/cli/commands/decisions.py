@@ -138,8 +138,8 @@ def _print_calls(output: Output, calls: list[WaitingCall]) -> None:
             call.tool,
             one_line(format_value(call.arguments), _MAX_ARGUMENTS_LENGTH),
             one_line(call.reason, 200),
-            f"{formatting.duration(now - call.asked_at)} ago",
-            f"in {formatting.duration(call.expires_at - now)}" if call.expires_at else "never",
+            f"{formatting.format_duration(now - call.asked_at)} ago",
+            f"in {formatting.format_duration(call.expires_at - now)}" if call.expires_at else "never",
         ]
         for call in calls
     ]

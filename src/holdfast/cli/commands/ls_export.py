@@ -15,7 +15,8 @@ from holdfast.cli.options import JsonOption, RunArgument, StoreOption, parse_lab
 from holdfast.cli.output import Output, UsageError, one_line, print_diagnostic, print_json, print_json_line
 from holdfast.runtime.reading import formatting
 from holdfast.runtime.reading.formatting import utc_now
-from holdfast.runtime.reading.run_views import RunList, RunQuery, RunSummary, list_runs, summarize_run
+from holdfast.runtime.reading.run_summary import RunSummary, summarize_run
+from holdfast.runtime.reading.run_views import RunList, RunQuery, list_runs
 
 
 def export(run: RunArgument, store: StoreOption = "") -> None:
@@ -46,8 +47,8 @@ def _encode_body(entry: Entry) -> dict[str, Any]:
 #: Runs read at once for `--all`.
 _PAGE_SIZE = 1000
 
-#: A narrow terminal folds the lines instead of cutting a reason shorter.
-_MIN_REASON_LENGTH = 30
+#: A narrow terminal folds the lines instead of cutting the details shorter.
+_MIN_DETAILS_LENGTH = 30
 
 _STATUSES = [status.value for status in RunStatus if status is not RunStatus.REMOVED]
 
@@ -135,38 +136,31 @@ def _print_runs(output: Output, runs: tuple[RunSummary, ...]) -> None:
         output.print_line("no runs")
         return
     now = utc_now()
-    columns = ["RUN", "STATUS", "AGENT", "AGE", "STEPS", "TOKENS", "COST", "SIZE", "OWNER", "REASON"]
+    columns = ["RUN", "STATUS", "AGENT", "AGE", "STEPS", "TOKENS", "COST", "SIZE", "DETAILS"]
     rows = [
         [
             run.run_id,
             run.status,
             run.agent,
-            formatting.duration(now - run.created_at),
+            formatting.format_duration(now - run.created_at),
             formatting.format_number(run.steps),
             formatting.format_number(run.usage.total_tokens),
-            formatting.cost(run.usage.cost_usd),
+            formatting.format_cost(run.usage.cost_usd) if run.usage.cost_usd else "",
             formatting.format_size(run.size),
-            run.owner if run.owner and run.owner_alive else "",
-            one_line(run.waits_for if run.status is RunStatus.WAITING else _strip_run(run), 200),
+            one_line(run.description, 200),
         ]
         for run in runs
     ]
-    # On a terminal, empty columns would take width from the others.
-    optional = ("COST", "OWNER", "REASON") if output.console else ()
+    # On a terminal, an empty column would take width from the others.
+    optional = ("COST",) if output.console else ()
     shown = [at for at, name in enumerate(columns) if name not in optional or any(row[at] for row in rows)]
     columns, rows = [columns[at] for at in shown], [[row[at] for at in shown] for row in rows]
-    if columns[-1] == "REASON":
-        _cut_last_column(columns, rows, output.width)
+    _cut_last_column(columns, rows, output.width)
     output.print_table(columns, rows, right=("AGE", "STEPS", "TOKENS", "COST", "SIZE"))
-
-
-def _strip_run(run: RunSummary) -> str:
-    """Return the reason without what the other columns say."""
-    return run.reason.removeprefix("RunCancelled: ").removeprefix(f"run {run.run_id} ")
 
 
 def _cut_last_column(columns: list[str], rows: list[list[str]], width: int) -> None:
     """Cut the texts of the last column so that each run is one line. `show` prints them whole."""
     taken = sum(max(len(column), *(len(row[at]) for row in rows)) + 2 for at, column in enumerate(columns[:-1]))
     for row in rows:
-        row[-1] = one_line(row[-1], max(_MIN_REASON_LENGTH, width - taken))
+        row[-1] = one_line(row[-1], max(_MIN_DETAILS_LENGTH, width - taken))

@@ -54,7 +54,7 @@ from holdfast.core.trace_context import annotate_submit, continue_environment_tr
 from holdfast.ids import make_id
 from holdfast.runtime.operations.run_client import RunClient
 from holdfast.runtime.reading.formatting import utc_now
-from holdfast.runtime.reading.run_views import summarize_run
+from holdfast.runtime.reading.run_summary import summarize_run
 
 
 def chat(

@@ -31,7 +31,8 @@ from holdfast.runtime.changes import ChangeSignal
 from holdfast.runtime.operations.verdicts import PICK, Verdict, read_verdict
 from holdfast.runtime.reading import formatting
 from holdfast.runtime.reading.formatting import utc_now
-from holdfast.runtime.reading.run_views import RunSummary, describe_run, read_attempts, summarize_run
+from holdfast.runtime.reading.run_summary import RunSummary, describe_status, summarize_run
+from holdfast.runtime.reading.run_views import RunDetails, read_details
 from holdfast.runtime.reading.transcript import CallRecord, Transcript, TranscriptItem, get_loop_name, read_record_waits
 from holdfast.runtime.streams.hub import EventHub
 
@@ -58,15 +59,15 @@ def show(
     )
     items = transcript.read(stored.entries)
     transcript.close(stored.record)
-    summary = summarize_run(stored.record)
+    details = read_details(stored)
     waits = [PrintedCall.make(call, store) for call in read_record_waits(stored.record)]
     if as_json:
         parts = _describe_parts(items, transcript, children)
-        print_json({"run": describe_run(stored), **parts, "waits": waits, "pick": pick})
+        print_json({"run": details, **parts, "waits": waits, "pick": pick})
         return
     output = Output()
-    _print_summary(output, summary, pick)
-    _print_attempts(output, read_attempts(stored.record))
+    _print_summary(output, details, pick)
+    _print_attempts(output, details.attempts)
     printer = TranscriptPrinter(output, full=full)
     for item in items:
         printer.print_item(item)
@@ -110,23 +111,23 @@ def _describe_parts(items: list[TranscriptItem], transcript: Transcript, childre
     }
 
 
-def _print_summary(output: Output, run: RunSummary, pick: Verdict | None) -> None:
+def _print_summary(output: Output, run: RunDetails, pick: Verdict | None) -> None:
     now = utc_now()
-    expires = f"{format_time(run.expires_at)}, in {formatting.duration(run.expires_at - now)}" if run.expires_at else ""
-    tokens, cost = formatting.format_number(run.usage.total_tokens), formatting.cost(run.usage.cost_usd)
     rows = [
         ("run", run.run_id),
-        ("status", run.status + (f": {run.reason}" if run.reason else "")),
+        ("status", f"{run.status}: {run.description}"),
+        ("reason", "" if run.reason in run.description else run.reason),
         ("agent", run.agent),
         ("caller", run.caller),
         ("parent", run.parent or ""),
         ("prompt", one_line(run.prompt, 200)),
         ("labels", ", ".join(f"{name}={value}" for name, value in run.labels.items())),
-        ("created", f"{format_time(run.created_at)}, {formatting.duration(now - run.created_at)} ago"),
-        ("updated", f"{format_time(run.updated_at)}, {formatting.duration(now - run.updated_at)} ago"),
-        ("expires", expires),
-        ("waits", _format_waiting(run, now)),
-        ("used", f"{run.steps} {'step' if run.steps == 1 else 'steps'}, {tokens} tokens{f', {cost}' if cost else ''}"),
+        ("created", _format_time_and_age(run.created_at, now)),
+        ("updated", _format_time_and_age(run.updated_at, now)),
+        ("expires", _format_time_and_age(run.expires_at, now)),
+        ("wakes", _format_time_and_age(run.wake_at, now)),
+        ("used", _format_usage(run)),
+        ("failed", formatting.format_count(run.failed_calls, "call") if run.failed_calls else ""),
         ("size", formatting.format_size(run.size)),
         ("owner", f"{run.owner} ({'alive' if run.owner_alive else 'dead'})" if run.owner else ""),
         ("strikes", str(run.strikes) if run.strikes else ""),
@@ -167,21 +168,22 @@ def _format_retries(run: RunSummary, now: datetime) -> str:
     return f"{run.retries}, last after {one_line(run.retry_error, 200)}{next_at}"
 
 
-def _format_waiting(run: RunSummary, now: datetime) -> str:
-    """Format what the run waits for, unless its status says it."""
-    if run.status is RunStatus.WAITING:
-        until = f", until {format_time(run.wake_at)}" if run.wake_at else ""
-        return f"for {run.waits_for}{until}"
-    if run.status in (RunStatus.QUEUED, RunStatus.INTERRUPTED) and run.not_before > now:
-        return f"for {run.waits_for}, not before {format_time(run.not_before)}"
-    return ""
+def _format_time_and_age(at: datetime | None, now: datetime) -> str:
+    return "" if at is None else f"{format_time(at)}, {formatting.format_age(now - at)}"
+
+
+def _format_usage(run: RunSummary) -> str:
+    tokens = f"{formatting.format_number(run.usage.total_tokens)} tokens"
+    cost = f", {formatting.format_cost(run.usage.cost_usd)}" if run.usage.cost_usd else ""
+    return f"{formatting.format_count(run.steps, 'step')}, {tokens}{cost}"
 
 
 def _print_open_calls_and_children(output: Output, transcript: Transcript, children: list[RunSummary]) -> None:
     if transcript.unanswered:
         output.print_line()
         for call in transcript.unanswered:
-            said = f" {one_line(format_value(call.metadata), 200)}" if call.metadata else ""
+            note = call.metadata or call.reason
+            said = f" {one_line(format_value(note), 200)}" if note else ""
             # A person decides by the arguments: those of a call that waits are not truncated.
             printed = format_call(call, full=call.state in _WAITING_STATES)
             output.print_line(f"{call.state}: {printed}{said}", STYLES.get(call.state, ""))
@@ -249,9 +251,9 @@ class _TailPrinter:
 
 
 def _describe_status(event: StatusChanged) -> str:
-    if event.status == RunStatus.REMOVED:
-        return f"run {event.run_id} has finished and was removed"
-    return f"run {event.run_id} is {event.status}" + (f": {event.reason}" if event.reason else "")
+    status = RunStatus(event.status)
+    details = describe_status(status, event.reason)
+    return f"run {event.run_id} is {status}" + (f": {details}" if details else "")
 
 
 async def _follow(store_url: str, run_id: str, after: str | None, printer: _TailPrinter) -> None:

@@ -19,7 +19,7 @@ from holdfast.cli.opening import open_store
 from holdfast.cli.options import StoreOption
 from holdfast.cli.output import STYLES, Output, one_line, print_json, sanitize
 from holdfast.runtime.reading import formatting
-from holdfast.runtime.reading.fleet import Activity, Rates, WorkerActivity, compare_activity, read_activity
+from holdfast.runtime.reading.activity import Activity, Rates, WorkerActivity, compare_activity, read_activity
 from holdfast.runtime.reading.formatting import utc_now
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _STATUSES = [status for status in RunStatus if status is not RunStatus.REMOVED]
 
-_REASON_LENGTH = 200
+_DETAILS_LENGTH = 200
 
 
 class FrameTable(NamedTuple):
@@ -69,7 +69,7 @@ def _make_queues(activity: Activity) -> FrameTable:
     for agent in sorted({each.agent_name for each in activity.counts}):
         own = [counts.get((agent, status)) for status in statuses]
         oldest = min((each.oldest for each in own if each is not None and each.oldest is not None), default=None)
-        age = "" if oldest is None else formatting.duration(activity.at - oldest)
+        age = "" if oldest is None else formatting.format_duration(activity.at - oldest)
         due = sum(each.due for each in own if each is not None)
         numbers = ["" if each is None else formatting.format_number(each.count) for each in own]
         rows.append([agent, formatting.format_number(due) if due else "", age, *numbers])
@@ -102,7 +102,7 @@ def _describe_state(worker: WorkerActivity) -> str:
 
 def _format_age(now: datetime, then: datetime | None) -> str:
     """Return how long ago it was. The clock of the store may be ahead of the clock of this host."""
-    return "" if then is None else formatting.duration(max(now - then, timedelta()))
+    return "" if then is None else formatting.format_duration(max(now - then, timedelta()))
 
 
 def _make_stuck(activity: Activity) -> FrameTable:
@@ -111,14 +111,14 @@ def _make_stuck(activity: Activity) -> FrameTable:
             each.run_id,
             each.status.value,
             each.agent,
-            formatting.duration(activity.at - each.since),
+            formatting.format_duration(activity.at - each.since),
             formatting.format_number(each.steps),
             formatting.format_number(each.strikes),
-            one_line(each.reason, _REASON_LENGTH),
+            one_line(each.description, _DETAILS_LENGTH),
         ]
         for each in activity.stuck
     ]
-    columns = ["RUN", "STATUS", "AGENT", "FOR", "STEPS", "STRIKES", "REASON"]
+    columns = ["RUN", "STATUS", "AGENT", "FOR", "STEPS", "STRIKES", "DETAILS"]
     return FrameTable("stuck runs", columns, rows, ["FOR", "STEPS", "STRIKES"])
 
 

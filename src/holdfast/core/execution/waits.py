@@ -1,7 +1,7 @@
 """The calls of one step that wait, and what ends each wait."""
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import msgspec
@@ -212,7 +212,17 @@ def _make_topic(context: ToolContext, kind: WaitKind, earlier: WaitingCall | Non
 def format_expiry(call: WaitingCall) -> str:
     """Return the text for the model that a call was not answered in time."""
     assert call.expires_at is not None, "a call without it does not expire"
-    return f"No answer within {call.expires_at - call.asked_at}."
+    return f"No answer within {_format_period(call.expires_at - call.asked_at)}."
+
+
+def _format_period(period: timedelta) -> str:
+    """Return whole seconds in the largest unit that divides them, such as `2 days` or `90 minutes`."""
+    seconds = max(1, round(period.total_seconds()))
+    size, unit = next((size, unit) for size, unit in _PERIODS if seconds % size == 0)
+    return f"{seconds // size} {unit}{'' if seconds == size else 's'}"
+
+
+_PERIODS = ((86_400, "day"), (3_600, "hour"), (60, "minute"), (1, "second"))
 
 
 def _read_decision(call: WaitingCall, mail: Mail) -> Decision:

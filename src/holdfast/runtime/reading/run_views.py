@@ -1,8 +1,7 @@
 """Reads stored runs: one with its pending calls, or a page of many. Needs no agent's code and changes nothing."""
 
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
 import msgspec
@@ -14,88 +13,27 @@ from holdfast.checkpoint.progress import AttemptRecord, Progress
 from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus, StoredRun
 from holdfast.checkpoint.store import RunStore
 from holdfast.core.errors import DefinitionError
-from holdfast.core.run.info import RunInfo
-from holdfast.core.run.messages import Usage
 from holdfast.core.run.status import AttemptEnd
 from holdfast.core.validation import to_utc
+from holdfast.runtime.reading.run_summary import RunSummary, summarize_run
 from holdfast.runtime.reading.transcript import CallRecord, Transcript, get_loop_name
 
 
-class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One run without its transcript."""
-
-    run_id: str
-    #: A running run whose owner is dead is interrupted.
-    status: RunStatus
-    agent: str
-    caller: str
-    parent: str | None
-    labels: Mapping[str, str]
-    #: The beginning of the prompt.
-    prompt: str
-    created_at: datetime
-    updated_at: datetime
-    #: When a terminal run may be purged.
-    expires_at: datetime | None
-    #: Finished steps and phases, and the current phase.
-    steps: int
-    phases: int
-    phase: str
-    #: Of the run and its child runs.
-    usage: Usage
-    #: Execution time, without the time it was interrupted.
-    elapsed: timedelta
-    #: Size of the journal in bytes.
-    size: int
-    #: The worker that executes the run, or that died while it did.
-    owner: str | None
-    owner_alive: bool
-    #: Claims in a row that ended without a finished step.
-    strikes: int
-    #: Why the run is parked or failed, or what it waits for.
-    reason: str
-    #: Workers do not claim the run before this time.
-    not_before: datetime
-    #: When a waiting run is resumed without mail, and the topics of mail that resume it.
-    wake_at: datetime | None
-    wake_on: tuple[str, ...]
-    cancel_requested: bool
-    #: Calls that were made again after a transient error, and the last such error.
-    retries: int
-    retry_error: str
-    #: Of a running run: when the call that failed last is made again. Past once it was.
-    next_retry_at: datetime | None = None
-    #: The key of a conversation, and the number of its turns that have ended. Empty and zero for other runs.
-    conversation: str
-    turns: int
-
-    @property
-    def waits_for(self) -> str:
-        """What has to happen before the run continues. Empty for running and terminal runs."""
-        match self.status:
-            case RunStatus.QUEUED | RunStatus.INTERRUPTED:
-                return "a worker"
-            case RunStatus.WAITING:
-                topics = f"mail ({', '.join(self.wake_on)})" if self.wake_on else ""
-                return self.reason or topics or "time"
-            case RunStatus.PARKED:
-                return self.reason or "a person"
-        return ""
-
-
 class RunDetails(RunSummary, frozen=True, kw_only=True):
-    """One run with what its journal says about its present state."""
+    """One run with what its journal says about its current state."""
 
     #: Calls without a result, with their arguments. `state` says what each waits for.
     pending_calls: tuple[CallRecord, ...]
     #: Calls that waited for a person or a result and no longer do. `decision` says who answered what, and when.
     decided_calls: tuple[CallRecord, ...] = ()
+    #: Calls in the journal whose tool failed: the model has read the error.
+    failed_calls: int = 0
     #: Which workers executed the run, oldest first: the newest attempts. Empty if a version that did not record them
     #: executed it.
     attempts: tuple[AttemptRecord, ...] = ()
-    #: Of a run that is done, as plain data. `App.result` returns it with its type.
+    #: The output of a run that is done, as plain data. `App.result` returns it with its type.
     output: Any = None
-    #: Of a run that failed.
+    #: Why a run failed.
     error: str | None = None
 
 
@@ -140,13 +78,13 @@ _STATUSES = {status.value: status for status in RunStatus if status is not RunSt
 
 
 async def get_run(store: RunStore, run_id: str) -> RunDetails:
-    """Return the run's present state.
+    """Return the run's current state.
 
     Raises:
         RunNotFound: there is no such run, or its retention has passed.
         RunDamaged: its journal is corrupt.
     """
-    return describe_run(await store.load(run_id))
+    return read_details(await store.load(run_id))
 
 
 async def list_runs(store: RunStore, *, limit: int, cursor: str | None = None, **query: Unpack[RunQuery]) -> RunList:
@@ -223,12 +161,7 @@ def read_attempts(record: RunRecord) -> tuple[AttemptRecord, ...]:
     return tuple(attempts)
 
 
-def summarize_run(record: RunRecord) -> RunSummary:
-    """Summarize a record. Fields that only a newer holdfast can decode stay empty."""
-    return RunSummary(**_read_record(record))
-
-
-def describe_run(stored: StoredRun) -> RunDetails:
+def read_details(stored: StoredRun) -> RunDetails:
     """Summarize a run and read its pending calls and its outcome."""
     transcript = Transcript(get_loop_name(stored.record))
     transcript.read(stored.entries)
@@ -239,52 +172,14 @@ def describe_run(stored: StoredRun) -> RunDetails:
     )
     status = stored.record.status
     return RunDetails(
-        **_read_record(stored.record),
+        **msgspec.structs.asdict(summarize_run(stored.record)),
         pending_calls=tuple(transcript.unanswered),
         decided_calls=tuple(call for call in transcript.calls if call.decision is not None),
+        failed_calls=sum(call.state == "error" for call in transcript.calls),
         attempts=read_attempts(stored.record),
         output=outcome.output if status is RunStatus.DONE else None,
         error=outcome.error or stored.record.reason if status is RunStatus.FAILED else None,
     )
-
-
-def _read_record(record: RunRecord) -> dict[str, Any]:
-    """Return the fields of a `RunSummary`."""
-    info, progress = RunInfo(run_id=record.run_id, agent_name=record.agent_name), Progress()
-    with suppress(RecordDecodeError):  # a listing continues; `doctor` reports the error
-        info, progress = decode(record.info, RunInfo), decode(record.progress, Progress)
-    retry = progress.retry
-    return {
-        "run_id": record.run_id,
-        "status": record.current_status,
-        "agent": record.agent_name,
-        "caller": record.caller_id,
-        "parent": record.parent_run_id,
-        "labels": info.labels,
-        "prompt": info.prompt_text,
-        "created_at": record.created_at,
-        "updated_at": record.updated_at,
-        "expires_at": record.expires_at,
-        "steps": progress.steps,
-        "phases": progress.phases,
-        "phase": progress.phase,
-        "usage": progress.usage,
-        "elapsed": progress.elapsed,
-        "size": record.size,
-        "owner": record.owner if record.status is RunStatus.RUNNING else None,
-        "owner_alive": record.owner_alive,
-        "strikes": record.strikes,
-        "reason": record.reason,
-        "not_before": record.not_before,
-        "wake_at": record.wake_at,
-        "wake_on": tuple(record.wake_on),
-        "cancel_requested": record.cancel_requested,
-        "retries": retry.count,
-        "retry_error": retry.error,
-        "next_retry_at": retry.next_at if record.status is RunStatus.RUNNING else None,
-        "conversation": info.conversation,
-        "turns": progress.turns,
-    }
 
 
 def _parse_statuses(given: RunStatus | str | Iterable[RunStatus | str] | None) -> frozenset[RunStatus] | None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import msgspec
 
@@ -34,20 +34,57 @@ _WAIT_STATES: dict[WaitKind, CallState] = {
 _ANSWERED_STATES = ("done", "error")
 
 
-class CallRecord(msgspec.Struct, kw_only=True):
-    """A tool call and its result."""
+class CallRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A tool call, its state and its result, as all readers get it. What is stored of its token stays inside."""
 
     call_id: str
     tool: str
+    #: The arguments that the tool is called with: those of the model, or those that a person has approved instead.
     arguments: Any
+    state: CallState
+    #: Plain data; `None` until there is a result.
+    result: Any
+    #: The arguments of the model, if a person has approved others.
+    original_arguments: Any = None
     #: The tool's effect; `None` without the agent's code.
     effect: str | None = None
-    state: CallState = "open"
-    result: Any = None
-    #: What the tool says about the call, while it waits for an answer.
-    metadata: Any = None
     #: The answer of a person or the result, who gave it, and when. `expire`: none came in time.
     decision: Decision | None = None
+    #: What the tool says about the call, while it waits.
+    metadata: Any = None
+    #: The following fields describe a call that waits: its run, what it waits for, and why.
+    run_id: str = ""
+    kind: WaitKind | None = None
+    reason: str = ""
+    #: Digest of the arguments. An answer that names it is for these arguments.
+    digest: str = ""
+    #: Who may decide: a label that the host checks.
+    audience: str = ""
+    asked_at: datetime | None = None
+    #: When the wait ends without an answer. `None`: never.
+    expires_at: datetime | None = None
+
+    @classmethod
+    def from_wait(cls, wait: WaitingCall) -> Self:
+        """Return the record of a call that waits."""
+        call = cls(call_id=wait.call_id, tool=wait.tool, arguments=wait.arguments, state="open", result=None)
+        call.add_wait(wait)
+        return call
+
+    def add_wait(self, wait: WaitingCall) -> None:
+        """Add what the call waits for."""
+        self.state = _WAIT_STATES[wait.kind]
+        for name in _WAIT_FIELDS:
+            setattr(self, name, getattr(wait, name))
+
+    def add_decision(self, decision: Decision) -> None:
+        """Add the answer to a wait, and take the arguments that it gives."""
+        if decision.kind == "approve" and decision.arguments is not None and self.decision is None:
+            self.original_arguments, self.arguments = self.arguments, decision.arguments
+        self.decision = decision
+
+
+_WAIT_FIELDS = ("run_id", "kind", "reason", "metadata", "digest", "audience", "asked_at", "expires_at")
 
 
 ItemKind = Literal[
@@ -131,12 +168,12 @@ class Transcript:
         for wait in () if record.is_terminal else calls.undecided:
             call = self._calls_by_id.get(wait.call_id)
             if call is not None and call.state not in _ANSWERED_STATES:
-                call.state, call.metadata = _WAIT_STATES[wait.kind], wait.metadata or wait.reason or None
+                call.add_wait(wait)
 
     def _record_decisions(self, decisions: Mapping[str, Decision]) -> None:
         for call_id, decision in decisions.items():
             if (call := self._calls_by_id.get(call_id)) is not None:
-                call.decision = decision
+                call.add_decision(decision)
 
     def _read_entry(self, entry: Entry) -> Iterator[TranscriptItem]:
         match entry.kind:
@@ -222,6 +259,8 @@ class Transcript:
             call_id=request.id,
             tool=request.name,
             arguments=request.arguments,
+            state="open",
+            result=None,
             effect=self._effects.get(request.name),
         )
         self.calls.append(call)

@@ -14,7 +14,8 @@ from holdfast.core.run.prompt import Prompt
 from holdfast.core.run.run_events import Event
 from holdfast.fanout.responses import is_fanout, read_responses
 from holdfast.runtime.operations.verdicts import PICK, read_verdict, record_verdict
-from holdfast.runtime.reading.run_views import RunDetails, RunList, summarize_run
+from holdfast.runtime.reading.run_summary import summarize_run
+from holdfast.runtime.reading.run_views import RunDetails, RunList
 from holdfast.web.api.operation import (
     DEFAULT_PAGE,
     DEFAULT_WAIT,

@@ -1,15 +1,17 @@
-"""Text, code and images of a transcript as safe HTML."""
+"""Text, code, times and images of a transcript as safe HTML."""
 
 import base64
 import binascii
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 from markupsafe import Markup, escape
 
 from holdfast.checkpoint.journal import Entry
+from holdfast.runtime.reading.formatting import format_age
 
 #: By media type, how such a file begins. No SVG: it is a document that may contain scripts.
 _SIGNATURES = {
@@ -131,4 +133,21 @@ def _show_match(found: re.Match[str]) -> Markup:
     target = found["target"] or found["url"]
     return Markup('<a href="{}" rel="noopener noreferrer nofollow" target="_blank">{}</a>').format(
         target, found["label"] or target
+    )
+
+
+def show_time(at: datetime) -> Markup:
+    """Return an element with the time to the second. The script shows it in the reader's time zone."""
+    return _show_time(at, "time", f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC")
+
+
+def show_age(at: datetime, now: datetime) -> Markup:
+    """Return an element with the age of a time. The script keeps it up to date."""
+    return _show_time(at, "age", format_age(now - at))
+
+
+def _show_time(at: datetime, form: str, text: str) -> Markup:
+    at = at.astimezone(UTC)
+    return Markup('<time datetime="{}" data-format="{}" title="{:%Y-%m-%d %H:%M:%S} UTC">{}</time>').format(
+        at.isoformat(), form, at, text
     )

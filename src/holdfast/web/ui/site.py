@@ -13,14 +13,14 @@ from holdfast.app import App
 from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore
 from holdfast.core.errors import DefinitionError
-from holdfast.core.run.waiting import PERSON_KINDS
+from holdfast.core.run.waiting import PERSON_KINDS, describe_decision
 from holdfast.root_error import HoldfastError
 from holdfast.runtime.reading import formatting
 from holdfast.runtime.reading.formatting import utc_now
 from holdfast.runtime.reading.transcript import read_record_waits
 from holdfast.web.api.problems import get_status
 from holdfast.web.auth import Authorize, Principal, Scope, authenticate, find_visible, list_visible
-from holdfast.web.ui.content import show_text
+from holdfast.web.ui.content import show_age, show_text, show_time
 
 #: A change of the files of the page gets a new URL.
 ASSET_VERSION = "1"
@@ -39,8 +39,8 @@ def make_environment() -> jinja2.Environment:
         auto_reload=False,
     )
     filters: dict[str, Any] = {
-        "age": formatting.show_age,
-        "time": formatting.show_time,
+        "age": show_age,
+        "time": show_time,
         "duration": formatting.format_duration,
         "number": formatting.format_number,
         "cost": formatting.format_cost,
@@ -49,6 +49,7 @@ def make_environment() -> jinja2.Environment:
         "value": formatting.format_value,
         "arguments": formatting.format_arguments,
         "cut": formatting.cut_text,
+        "decision": describe_decision,
         "rich": show_text,
     }
     environment.filters.update(filters)

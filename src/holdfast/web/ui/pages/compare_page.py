@@ -18,7 +18,8 @@ from holdfast.fanout.cells import make_cell_run_id
 from holdfast.fanout.responses import ModelResponse, is_fanout, read_responses
 from holdfast.runtime.operations.verdicts import PICK, Verdict, read_verdict, record_verdict
 from holdfast.runtime.reading.formatting import format_value
-from holdfast.runtime.reading.run_views import RunQuery, summarize_run
+from holdfast.runtime.reading.run_summary import summarize_run
+from holdfast.runtime.reading.run_views import RunQuery
 from holdfast.web.auth import Principal, find_visible, list_visible
 from holdfast.web.ui.run_view.actions import read_form, redirect
 from holdfast.web.ui.site import Site, get_principal

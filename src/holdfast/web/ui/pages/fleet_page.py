@@ -19,9 +19,9 @@ from holdfast.checkpoint.store import RunStore, iter_runs
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.core.errors import DefinitionError
 from holdfast.db.tables import TablesError
-from holdfast.runtime.reading.fleet import WorkerRuns, join_workers
+from holdfast.runtime.reading.activity import WorkerRuns, join_workers
 from holdfast.runtime.reading.formatting import utc_now
-from holdfast.runtime.reading.run_views import RunSummary, summarize_run
+from holdfast.runtime.reading.run_summary import RunSummary, summarize_run
 from holdfast.web.auth import Principal, restrict_filter
 from holdfast.web.ui.live import Fragment, stream_fragments
 from holdfast.web.ui.pages.runs_page import StatusCounts, count_all

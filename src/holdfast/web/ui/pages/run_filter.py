@@ -11,7 +11,8 @@ import msgspec
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core.errors import DefinitionError
 from holdfast.core.validation import to_utc
-from holdfast.runtime.reading.run_views import RunQuery, RunSummary
+from holdfast.runtime.reading.run_summary import RunSummary
+from holdfast.runtime.reading.run_views import RunQuery
 
 #: `needs-you`: parked, or a call waits for a person.
 NEEDS_YOU = "needs-you"

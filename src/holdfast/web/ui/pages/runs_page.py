@@ -16,8 +16,9 @@ from holdfast.checkpoint.store import RunStore
 from holdfast.core.errors import DefinitionError
 from holdfast.core.run.waiting import PERSON_KINDS, WaitingCall
 from holdfast.runtime.conversations import CONVERSATION_LABEL
-from holdfast.runtime.reading.formatting import Piece, explain_run, utc_now
-from holdfast.runtime.reading.run_views import RunQuery, RunSummary, list_records, summarize_run
+from holdfast.runtime.reading.formatting import utc_now
+from holdfast.runtime.reading.run_summary import Piece, RunSummary, describe_run, summarize_run
+from holdfast.runtime.reading.run_views import RunQuery, list_records
 from holdfast.runtime.reading.transcript import read_record_waits
 from holdfast.web.auth import Principal, list_visible, restrict
 from holdfast.web.ui.live import Fragment, stream_fragments
@@ -71,7 +72,7 @@ class StatusCounts(msgspec.Struct, frozen=True, kw_only=True):
 def make_row(record: RunRecord, now: datetime) -> ListedRun:
     """Make the line of a run."""
     run, waits = summarize_run(record), read_record_waits(record)
-    return ListedRun(run=run, why=explain_run(run, waits, now), needs_person=needs_person(run, waits))
+    return ListedRun(run=run, why=describe_run(run, waits, now), needs_person=needs_person(run, waits))
 
 
 def needs_person(run: RunSummary, waits: Sequence[WaitingCall]) -> bool:

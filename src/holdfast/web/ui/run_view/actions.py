@@ -18,7 +18,7 @@ from holdfast.core.errors import DefinitionError
 from holdfast.core.run.waiting import PERSON_KINDS, Answer, Approve, Deny, Value, WaitingCall
 from holdfast.root_error import HoldfastError
 from holdfast.runtime.operations.mailing import MAX_MAIL_BYTES
-from holdfast.runtime.reading.run_views import RunSummary, summarize_run
+from holdfast.runtime.reading.run_summary import RunSummary, summarize_run
 from holdfast.runtime.reading.transcript import Transcript, get_loop_name
 from holdfast.web.ui.site import Site, get_principal
 

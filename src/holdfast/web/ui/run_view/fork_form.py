@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.checkpoint.codec import decode_begin
-from holdfast.runtime.reading.run_views import summarize_run
+from holdfast.runtime.reading.run_summary import summarize_run
 from holdfast.web.ui.run_view.actions import parse_json, read_form, redirect
 from holdfast.web.ui.run_view.run_steps import CallView, StepView
 from holdfast.web.ui.run_view.run_window import read_number, read_step

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from holdfast.checkpoint.codec import decode
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import StoredRun
-from holdfast.runtime.reading.run_views import summarize_run
+from holdfast.runtime.reading.run_summary import summarize_run
 from holdfast.runtime.reading.transcript import Transcript, get_loop_name
 from holdfast.web.ui.run_view.run_steps import build_steps
 from holdfast.web.ui.site import Site

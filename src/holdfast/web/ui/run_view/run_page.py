@@ -15,8 +15,9 @@ from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore
 from holdfast.core.run.status import AttemptEnd
 from holdfast.fanout.responses import is_fanout
-from holdfast.runtime.reading.formatting import explain_run, utc_now
-from holdfast.runtime.reading.run_views import RunSummary, read_attempts, summarize_run
+from holdfast.runtime.reading.formatting import utc_now
+from holdfast.runtime.reading.run_summary import RunSummary, describe_run, summarize_run
+from holdfast.runtime.reading.run_views import read_attempts
 from holdfast.runtime.reading.transcript import CallRecord, Transcript, get_loop_name, read_record_waits
 from holdfast.web.auth import Principal, list_visible
 from holdfast.web.ui.run_view.actions import list_tasks
@@ -129,16 +130,17 @@ async def show_run(site: Site, request: Request) -> Response:
     query = params.get("q", "").strip()
     principal = get_principal(request)
     related, doubts = await read_related(site.store, record, principal), await read_doubts(site.store, record)
-    context = make_head(site, principal, record, related, doubts)
-    context |= {"timeline": None, "query": query, "said": MESSAGES.get(params.get("said", ""), "")}
-    context["pending_count"] = await count_pending(site.store, principal)
+    common: dict[str, Any] = {"query": query, "said": MESSAGES.get(params.get("said", ""), "")}
+    common["pending_count"] = await count_pending(site.store, principal)
     if query:
+        head = make_head(site, principal, record, related, doubts)
         hits = await search(site.store, record.run_id, query)
-        return site.render(request, "run.html", **context, hits=hits, window=None)
+        return site.render(request, "run.html", **head, **common, hits=hits, window=None, timeline=None)
     before, step = read_number(params.get("before")), read_number(params.get("step"))
     window = await read_window(site.store, record, before=before, step=step)
-    context["timeline"] = make_timeline(record, window.steps.steps, is_end=window.later is None)
-    return site.render(request, "run.html", **context, window=window, hits=[])
+    head = make_head(site, principal, record, related, doubts, window.answered)
+    timeline = make_timeline(record, window.steps.steps, is_end=window.later is None)
+    return site.render(request, "run.html", **head, **common, window=window, hits=[], timeline=timeline)
 
 
 def make_timeline(record: RunRecord, steps: Sequence[StepView], *, is_end: bool) -> RunTimeline | None:
@@ -156,16 +158,21 @@ def _is_later(attempt: AttemptRecord, steps: Sequence[StepView]) -> bool:
 
 
 def make_head(
-    site: Site, principal: Principal, record: RunRecord, related: Related, doubts: Sequence[Doubt]
+    site: Site,
+    principal: Principal,
+    record: RunRecord,
+    related: Related,
+    doubts: Sequence[Doubt],
+    answered: frozenset[str] = frozenset(),
 ) -> dict[str, Any]:
-    """Return the context of everything but the transcript."""
+    """Return the context of everything but the transcript. Calls that wait for a topic in `answered` need no person."""
     run = summarize_run(record)
     waits = () if record.is_terminal else read_record_waits(record)
     known_agent = record.agent_name in site.app.agents
     return {
         "run": run,
-        "why": explain_run(run, waits, utc_now()),
-        "tasks": list_tasks(record, waits),
+        "why": describe_run(run, waits, utc_now()),
+        "tasks": list_tasks(record, [call for call in waits if call.topic not in answered]),
         "related": related,
         "can_compare": can_compare(record, len(related.forks), len(related.children)),
         "is_terminal": record.is_terminal,

@@ -131,7 +131,8 @@ class RunUpdates:
         numbers = {step.number for step in steps.steps}
         finished = [step for step in self._steps if step.finished and step.number not in numbers]
         self._steps = [*finished, *steps.steps][-_KEPT_STEPS:]
-        head = make_head(self._site, self._principal, record, self._related, list_doubts(record, steps.transcript))
+        doubts = list_doubts(record, steps.transcript)
+        head = make_head(self._site, self._principal, record, self._related, doubts, window.answered)
         head["timeline"] = make_timeline(record, self._steps, is_end=True)
         tail = [step for step in steps.steps if step.first_seq > self._after]
         return self._render_changes(head, tail, draft, replace_all=replace_all)

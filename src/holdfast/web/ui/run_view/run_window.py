@@ -34,6 +34,8 @@ class TranscriptWindow(msgspec.Struct, frozen=True, kw_only=True):
     earlier: int | None
     #: The window after this one ends before this number. `None`: the window reaches to the end.
     later: int | None = None
+    #: The topics of mail that the run has not read: a call that waits for one of them is answered.
+    answered: frozenset[str] = frozenset()
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -71,6 +73,7 @@ async def read_window(
         steps=steps,
         earlier=steps.steps[0].first_seq if has_earlier else None,
         later=None if is_end else end + WINDOW - WINDOW // 10,
+        answered=frozenset(mail.topic for mail in stored.mail),
     )
 
 
@@ -79,7 +82,8 @@ async def read_tail(store: RunStore, run_id: str, last_step_seq: int) -> Transcr
     stored = await store.load(run_id, after=max(-1, last_step_seq - 1))
     finished = decode(stored.record.progress, Progress).steps
     steps = build_steps(stored.entries, stored.record, is_end=True, finished_steps=finished)
-    return TranscriptWindow(record=stored.record, steps=steps, earlier=last_step_seq)
+    answered = frozenset(mail.topic for mail in stored.mail)
+    return TranscriptWindow(record=stored.record, steps=steps, earlier=last_step_seq, answered=answered)
 
 
 async def read_step(store: RunStore, record: RunRecord, number: int) -> StepView:

@@ -10,13 +10,10 @@ from holdfast.checkpoint.claims import WorkerHeartbeat
 from holdfast.checkpoint.fleet import RunCount
 from holdfast.checkpoint.record import TERMINAL_STATUSES, RunFilter, RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore
-from holdfast.runtime.reading.run_views import summarize_run
+from holdfast.runtime.reading.run_summary import QUIET_AFTER, summarize_run
 
 #: Records of running, interrupted and parked runs that are read at most, each.
 _MAX_RECORDS = 1000
-
-#: A running run that has written nothing for so long counts as stuck.
-QUIET_AFTER = timedelta(minutes=10)
 
 
 class WorkerRuns(NamedTuple):
@@ -54,7 +51,8 @@ class StuckRun(msgspec.Struct, frozen=True, kw_only=True):
     since: datetime
     steps: int
     strikes: int
-    reason: str
+    #: Why, in words: see `RunSummary`.
+    description: str
 
 
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +99,7 @@ async def read_activity(store: RunStore, now: datetime) -> Activity:
         at=now,
         counts=counts,
         workers=[_describe_worker(each) for each in join_workers(fleet.workers, running)],
-        stuck=[_describe(record) for record in sorted(stuck, key=lambda record: record.updated_at)],
+        stuck=[_describe(record, now) for record in sorted(stuck, key=lambda record: record.updated_at)],
         is_partial=more_running or more_interrupted or more_parked,
         steps={record.run_id: summarize_run(record).steps for record in alive},
     )
@@ -152,16 +150,14 @@ def _describe_worker(worker: WorkerRuns) -> WorkerActivity:
     )
 
 
-def _describe(record: RunRecord) -> StuckRun:
-    reason = record.reason
-    if record.status is RunStatus.RUNNING:
-        reason = "no write for long" if record.owner_alive else f"its worker {record.owner} died"
+def _describe(record: RunRecord, now: datetime) -> StuckRun:
+    run = summarize_run(record, now)
     return StuckRun(
         run_id=record.run_id,
         agent=record.agent_name,
-        status=RunStatus.INTERRUPTED if record.is_interrupted else record.status,
+        status=run.status,
         since=record.updated_at,
-        steps=summarize_run(record).steps,
+        steps=run.steps,
         strikes=record.strikes,
-        reason=reason,
+        description=run.description,
     )
