@@ -11,22 +11,21 @@ class ManualTimer:
     """A callback that waits for a `ManualClock`."""
 
     def __init__(self, callback: Callable[[], None]) -> None:
-        self._callback = callback
-        self._waiting = True
+        self._callback: Callable[[], None] | None = callback
 
     @property
     def waiting(self) -> bool:
         """Whether the callback was neither called nor cancelled."""
-        return self._waiting
+        return self._callback is not None
 
     def cancel(self) -> None:
-        self._waiting = False
+        self._callback = None
 
     def fire(self) -> None:
         """Call the callback, unless it was called or cancelled before."""
-        if self._waiting:
-            self._waiting = False
-            self._callback()
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback()
 
 
 class ManualClock:

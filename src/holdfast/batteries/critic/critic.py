@@ -1,9 +1,9 @@
-"""The critic: watches any number of runs with one timer."""
+"""The critic: watches any number of runs."""
 
 from collections.abc import Sequence
 from datetime import timedelta
 
-from holdfast.batteries.critic.watchdog import CriticError, Escalator, ExtendOnce, IdleWatch, TimerQueue, WatchTimeouts
+from holdfast.batteries.critic.watchdog import CriticError, Escalator, ExtendOnce, IdleWatch, WatchTimeouts
 from holdfast.clock import CLOCK, Clock
 from holdfast.core.observer import AttemptControl, Observer
 
@@ -45,7 +45,6 @@ class Critic:
         self._escalators: Sequence[Escalator] = escalators or (ExtendOnce(),)
         self._soft_timeout, self._backstop, self._ceiling = soft_timeout, backstop, ceiling
         self._escalator_timeout, self._clock = escalator_timeout, clock or CLOCK.get()
-        self._timers = TimerQueue(self._clock)
 
     def begin(self, attempt: AttemptControl, max_runtime: timedelta | None) -> Observer | None:
         """Watch an attempt. Returns `None` if it has no soft timeout, so that its own bounds apply."""
@@ -58,6 +57,4 @@ class Critic:
             ceiling=self._ceiling.total_seconds() if self._ceiling else float("inf"),
             escalator=self._escalator_timeout.total_seconds(),
         )
-        return IdleWatch(
-            attempt, timeouts=timeouts, escalators=self._escalators, timers=self._timers, clock=self._clock
-        )
+        return IdleWatch(attempt, timeouts=timeouts, escalators=self._escalators, clock=self._clock)

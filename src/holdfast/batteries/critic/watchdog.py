@@ -1,8 +1,6 @@
-"""The watch on one attempt, the escalators that decide what happens, and the timers of all watches."""
+"""The watch on one attempt, and the escalators that decide what happens to an idle one."""
 
 import asyncio
-import heapq
-import itertools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
@@ -67,73 +65,6 @@ class ExtendOnce:
         return CriticAction(extend=idle_run.soft_timeout, reason="one extension per run")
 
 
-#: Number of cancelled deadlines that may stay in the heap before it is rebuilt without them.
-_COMPACT_THRESHOLD = 100
-
-
-class TimerQueue:
-    """Calls a function at its deadline. All deadlines share one timer of the clock."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._timer_ids = itertools.count()
-        self._deadlines: list[tuple[float, int]] = []
-        #: By timer id. A cancelled timer has no entry here, but stays in the heap.
-        self._callbacks: dict[int, Callable[[], None]] = {}
-        self._timer: Timer | None = None
-        self._armed_for = float("inf")
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def call_at(self, deadline: float, callback: Callable[[], None]) -> int:
-        """Call `callback` when the clock's monotonic time reaches `deadline`. Returns the timer's id."""
-        self._bind_loop()
-        timer_id = next(self._timer_ids)
-        self._callbacks[timer_id] = callback
-        heapq.heappush(self._deadlines, (deadline, timer_id))
-        self._arm()
-        return timer_id
-
-    def cancel(self, timer_id: int) -> None:
-        """Cancel a timer. An unknown id is ignored."""
-        self._callbacks.pop(timer_id, None)
-        if len(self._deadlines) > 2 * len(self._callbacks) + _COMPACT_THRESHOLD:
-            self._deadlines = [each for each in self._deadlines if each[1] in self._callbacks]
-            heapq.heapify(self._deadlines)
-
-    def _bind_loop(self) -> None:
-        """Drop all timers if the event loop changed: the runs of the old loop are gone."""
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:
-            self._loop, self._timer, self._armed_for = loop, None, float("inf")
-            self._deadlines.clear()
-            self._callbacks.clear()
-
-    def _arm(self) -> None:
-        due = self._deadlines[0][0] if self._deadlines else float("inf")
-        if due == self._armed_for:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._armed_for = due
-        if self._deadlines:
-            wait = timedelta(seconds=max(0.0, due - self._clock.monotonic()))
-            self._timer = self._clock.call_later(wait, self._fire_due)
-
-    def _fire_due(self) -> None:
-        self._timer, self._armed_for = None, float("inf")
-        now = self._clock.monotonic()
-        due: list[int] = []
-        # A timer's delay is rounded, so it may fire up to 1 ms early.
-        while self._deadlines and self._deadlines[0][0] <= now + 1e-3:
-            due.append(heapq.heappop(self._deadlines)[1])
-        for timer_id in due:
-            callback = self._callbacks.pop(timer_id, None)
-            if callback is not None:
-                callback()
-        self._arm()
-
-
 log: logging.Logger = logging.getLogger("holdfast.critic")
 
 #: Name of the watch's data in the run's port data.
@@ -165,12 +96,11 @@ class IdleWatch:
         *,
         timeouts: WatchTimeouts,
         escalators: Sequence[Escalator],
-        timers: TimerQueue,
         clock: Clock,
     ) -> None:
         info, state = attempt.info, attempt.state
         self._info, self._state, self._attempt, self._timeouts = info, state, attempt, timeouts
-        self._escalators, self._timers, self._clock = escalators, timers, clock
+        self._escalators, self._clock = escalators, clock
         elapsed = state.turn_elapsed.total_seconds()
         self._started_at = clock.monotonic() - elapsed
         is_new_turn = bool(info.conversation) and state.turn is None
@@ -180,7 +110,7 @@ class IdleWatch:
         self._extension_s: float = saved.get("extended", 0.0)
         self._escalated = False
         self._closed = False
-        self._timer_id = -1
+        self._timer: Timer | None = None
         self._escalation_task: asyncio.Task[None] | None = None
         self._write_port_data()
         self._set_timer(self._last_activity + timeouts.soft)
@@ -200,7 +130,8 @@ class IdleWatch:
     def _close(self) -> None:
         """Stop watching the run."""
         self._closed = True
-        self._timers.cancel(self._timer_id)
+        if self._timer is not None:
+            self._timer.cancel()
         if self._escalation_task is not None:
             self._escalation_task.cancel()
 
@@ -220,8 +151,10 @@ class IdleWatch:
 
     def _set_timer(self, at: float) -> None:
         """Set the only timer of this watch, to the run's execution time `at`."""
-        self._timers.cancel(self._timer_id)
-        self._timer_id = self._timers.call_at(self._started_at + min(at, self._timeouts.ceiling), self._check_deadlines)
+        if self._timer is not None:
+            self._timer.cancel()
+        wait = max(0.0, min(at, self._timeouts.ceiling) - self._now())
+        self._timer = self._clock.call_later(timedelta(seconds=wait), self._check_deadlines)
 
     @property
     def _kill_deadline(self) -> float:

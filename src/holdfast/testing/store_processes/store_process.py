@@ -6,37 +6,22 @@ The messages between the two processes take their types from the annotations of 
 import asyncio
 import contextlib
 import functools
+import inspect
 import os
 import signal
 import sys
 import typing
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Awaitable, Collection, Sequence
-from datetime import timedelta
-from typing import Any, Self
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Self, cast
 
 import msgspec
 
 from holdfast.checkpoint import errors
-from holdfast.checkpoint.claims import Claim, ProcessIdentity, WorkerIdentity
-from holdfast.checkpoint.concurrency_limits import LimitUsage
-from holdfast.checkpoint.fleet import Fleet
-from holdfast.checkpoint.journal import Append
-from holdfast.checkpoint.record import (
-    CLAIMABLE_STATUSES,
-    Mail,
-    NewRun,
-    Pending,
-    Receipt,
-    Release,
-    RunFilter,
-    RunPage,
-    RunStatus,
-    StoredRun,
-)
+from holdfast.checkpoint.claims import ProcessIdentity
 from holdfast.checkpoint.store import RunStore
-from holdfast.config import LimitKind
 from holdfast.db.tables import Tables
+from holdfast.stores.wrapper import StoreWrapper
 
 #: A frame is the length of the message, in this many bytes, big-endian, and then the message.
 LENGTH_BYTES = 4
@@ -237,22 +222,38 @@ class ChildProcess:
                 pending.answer.set_exception(ProcessExited(f"the child process ended during {pending.method}"))
 
 
-class StoreProcess:
+class _RemoteStore:
+    """Makes the calls of a `RunStore` in a child process."""
+
+    def __init__(self, child: ChildProcess) -> None:
+        self._child = child
+
+    def __getattr__(self, method: str) -> Callable[..., Awaitable[Any]]:
+        signature = inspect.signature(getattr(RunStore, method))
+
+        def call(*arguments: Any, **named: Any) -> Awaitable[Any]:
+            bound = signature.bind(self, *arguments, **named).arguments
+            return self._child.call(method, **{name: value for name, value in bound.items() if name != "self"})
+
+        return call
+
+
+class StoreProcess(StoreWrapper):
     """A `RunStore` whose calls are made in a child process.
 
     As a context manager it starts the process, and kills it at the end.
     """
 
-    durable = True
-
     def __init__(self, factory: str, location: str, child: ChildProcess | None = None) -> None:
         self._factory, self._location = factory, location
         self._given_child = child
+        self.durable = True
 
     async def open(self) -> None:
         self.child = self._given_child or await ChildProcess.start(self._factory, self._location)
         await self.child.open()
         self.durable = self.child.durable
+        self._store = cast(RunStore, _RemoteStore(self.child))
 
     async def close(self) -> None:
         await self.child.finish()
@@ -267,105 +268,6 @@ class StoreProcess:
     def tables(self) -> Tables:
         """Raise `StoreError`: the tables of a store in another process cannot be reached from here."""
         raise errors.StoreError("the tables of a store in another process cannot be reached")
-
-    async def register_worker(self, worker: WorkerIdentity) -> None:
-        await self.child.call("register_worker", worker=worker)
-
-    async def deregister_worker(self, worker_id: str) -> None:
-        await self.child.call("deregister_worker", worker_id=worker_id)
-
-    async def read_fleet(self) -> Fleet:
-        fleet: Fleet = await self.child.call("read_fleet")
-        return fleet
-
-    async def create(self, run: NewRun, *, worker_id: str | None = None, connection: Any = None) -> Claim | None:
-        claim: Claim | None = await self.child.call("create", run=run, worker_id=worker_id, connection=connection)
-        return claim
-
-    async def append(self, claim: Claim, write: Append) -> None:
-        await self.child.call("append", claim=claim, write=write)
-
-    async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
-        stored: StoredRun = await self.child.call("load", run_id=run_id, after=after)
-        return stored
-
-    async def release(self, claim: Claim, release: Release) -> None:
-        await self.child.call("release", claim=claim, release=release)
-
-    async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
-        await self.child.call("remove", run_id=run_id, claim=claim)
-
-    async def claim(
-        self,
-        run_id: str,
-        worker_id: str,
-        *,
-        statuses: Collection[RunStatus] = CLAIMABLE_STATUSES,
-        steal: bool = False,
-        within_limits: bool = False,
-    ) -> Claim:
-        claim: Claim = await self.child.call(
-            "claim",
-            run_id=run_id,
-            worker_id=worker_id,
-            statuses=list(statuses),
-            steal=steal,
-            within_limits=within_limits,
-        )
-        return claim
-
-    async def claim_next(self, worker_id: str, *, agents: Collection[str], limit: int) -> Sequence[Claim]:
-        claims: Sequence[Claim] = await self.child.call(
-            "claim_next", worker_id=worker_id, agents=list(agents), limit=limit
-        )
-        return claims
-
-    async def set_limit(self, kind: LimitKind, name: str, max_runs: int | None, *, default: bool = False) -> bool:
-        existed: bool = await self.child.call("set_limit", kind=kind, name=name, max_runs=max_runs, default=default)
-        return existed
-
-    async def list_limits(self) -> Sequence[LimitUsage]:
-        usage: Sequence[LimitUsage] = await self.child.call("list_limits")
-        return usage
-
-    async def list_page(
-        self,
-        filter: RunFilter | None = None,
-        *,
-        limit: int = 50,
-        cursor: str | None = None,
-        oldest_first: bool = False,
-    ) -> RunPage:
-        page: RunPage = await self.child.call(
-            "list_page", filter=filter, limit=limit, cursor=cursor, oldest_first=oldest_first
-        )
-        return page
-
-    async def post(self, run_id: str, mail: Mail) -> Receipt:
-        receipt: Receipt = await self.child.call("post", run_id=run_id, mail=mail)
-        return receipt
-
-    async def request_cancel(self, run_id: str) -> None:
-        await self.child.call("request_cancel", run_id=run_id)
-
-    async def pending(self, worker_id: str) -> Pending:
-        pending: Pending = await self.child.call("pending", worker_id=worker_id)
-        return pending
-
-    async def wait_for_change(self, timeout: timedelta) -> bool:
-        changed: bool = await self.child.call("wait_for_change", timeout=timeout)
-        return changed
-
-    async def put_draft(self, claim: Claim, draft: bytes | None) -> None:
-        await self.child.call("put_draft", claim=claim, draft=draft)
-
-    async def read_draft(self, run_id: str, *, keep_for: timedelta = timedelta(0)) -> bytes | None:
-        draft: bytes | None = await self.child.call("read_draft", run_id=run_id, keep_for=keep_for)
-        return draft
-
-    async def purge(self, *, limit: int = 100) -> int:
-        purged: int = await self.child.call("purge", limit=limit)
-        return purged
 
 
 async def _read_answer(process: Process) -> Answer | None:
