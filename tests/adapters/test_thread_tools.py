@@ -13,8 +13,8 @@ from tests.adapters.scripted_model import ScriptedModel, call
 from tests.simulated_host import SimulatedHost
 
 from holdfast.adapters.pydantic_ai import durable
+from holdfast.checkpoint.checkpointer import CLAIM_PROOF_TTL
 from holdfast.checkpoint.record import RunStatus
-from holdfast.checkpoint.run_writer import CLAIM_PROOF_TTL
 from holdfast.core.agents.tool_threads import MAX_TOOL_THREADS
 from holdfast.core.errors import RunLost, Shutdown
 from holdfast.testing.manual_clock import ManualClock

@@ -8,6 +8,7 @@ from tests.simulated_host import REMOVE_ENDED
 
 from holdfast.checkpoint.checkpointer import StoreCheckpointer
 from holdfast.checkpoint.codec import decode_run
+from holdfast.checkpoint.ownership import Claims
 from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus
 from holdfast.checkpoint.store import iter_runs
 from holdfast.config import CheckpointSettings, Retention
@@ -31,15 +32,12 @@ class CheckpointerHarness:
     def make_checkpointer(
         self, *, save_interval: timedelta = timedelta(0), retention: Retention = REMOVE_ENDED, **settings: Any
     ) -> StoreCheckpointer:
-        return StoreCheckpointer(
-            self.store,
-            RunInfo(run_id="r", agent_name="a", prompt="go"),
-            "w",
-            settings=CheckpointSettings(
-                **{"require_durability": False, "save_interval": save_interval, "retention": retention, **settings}
-            ),
-            clock=self.clock,
+        checkpoint = CheckpointSettings(
+            **{"require_durability": False, "save_interval": save_interval, "retention": retention, **settings}
         )
+        claims = Claims(self.store, checkpoint, self.clock)
+        claims.worker_id = "w"
+        return StoreCheckpointer(claims, RunInfo(run_id="r", agent_name="a", prompt="go"))
 
     def add_message(self, text: str) -> None:
         self.state.history.append(User(text))

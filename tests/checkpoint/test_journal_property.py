@@ -23,6 +23,7 @@ from holdfast.checkpoint.codec import DecodedRun, Step, decode, decode_run, enco
 from holdfast.checkpoint.errors import StoreClosed, StoreFull
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.journal import EntryKind
+from holdfast.checkpoint.ownership import Claims
 from holdfast.checkpoint.record import StoredRun
 from holdfast.checkpoint.store import iter_runs
 from holdfast.config import CheckpointSettings
@@ -84,7 +85,7 @@ class Journal(RuleBasedStateMachine):
         #: The ends of steps, by step count; several where the conversation was put in other words after it.
         self.ends: dict[int, list[Any]] = {}
         info = RunInfo(run_id="r", agent_name="a", prompt="go")
-        self.handle: Checkpointer = StoreCheckpointer(self.store, info, "w", settings=self.settings, clock=self.clock)
+        self.handle: Checkpointer = StoreCheckpointer(Claims(self.store, self.settings, self.clock), info)
         #: What the store must have: `None` before the run is in it.
         self.expected: Any = None
 

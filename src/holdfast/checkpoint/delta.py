@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from holdfast.checkpoint.codec import JournalReader, RecordedResult, Step, decode, encode, encode_begin
-from holdfast.checkpoint.journal import Entry, EntryKind
+from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.progress import AttemptRecord, Progress
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import MessageCodec
@@ -181,9 +181,9 @@ def is_rewritten(watermark: Watermark, state: RunState) -> bool:
 
 
 class Delta:
-    """The entries that bring the store from a watermark to the current state, and the next watermark."""
+    """The write that brings the store from a watermark to the current state, and the next watermark."""
 
-    __slots__ = ("consumed", "entries", "event_count", "next_watermark", "progress", "rewrite", "step_finished")
+    __slots__ = ("event_count", "next_watermark", "write")
 
     def __init__(
         self,
@@ -195,23 +195,23 @@ class Delta:
     ) -> None:
         history = state.history
         same_history = history is watermark.history
-        self.rewrite: bool = is_rewritten(watermark, state)
-        since = Watermark() if self.rewrite else watermark
+        rewrite = is_rewritten(watermark, state)
+        since = Watermark() if rewrite else watermark
         bodies: list[_EncodedEntry] = []
         if since.history is None:
-            repeated = history.rewritten_count if self.rewrite else 0
+            repeated = history.rewritten_count if rewrite else 0
             bodies.append((EntryKind.BEGIN, encode_begin(info, repeated)))
         if len(state.phases) > since.phases:
             bodies += [(EntryKind.PHASE, encode(phase)) for phase in state.phases[since.phases :]]
         turns: TurnDelta | None = None
         if state.turn is not None or state.turns:
-            turns = TurnDelta(since.turns, state, watermark.next_seq + len(bodies), rewrite=self.rewrite)
+            turns = TurnDelta(since.turns, state, watermark.next_seq + len(bodies), rewrite=rewrite)
             bodies += turns.before
         start = since.messages if same_history else 0
         messages = history[start:]
-        self.step_finished: bool = state.steps > watermark.steps
+        step_finished = state.steps > watermark.steps
         # Messages of the current step, if the finished one was not saved before the current one began.
-        later = start + len(messages) - history.finished_count if self.step_finished else 0
+        later = start + len(messages) - history.finished_count if step_finished else 0
         # A finished phase drops its recorded results.
         saved = since.results if same_history else _EMPTY
         self.event_count: int = len(state.recorded_events)
@@ -223,8 +223,8 @@ class Delta:
         for message in messages:
             bodies.append((_MESSAGE, state.codec.encode(message)))
         recent = dict(turns.stored.recent) if turns is not None else {}
-        self.progress: bytes = _encode(Progress.from_state(state, recent, attempts))
-        if self.step_finished:
+        progress = _encode(Progress.from_state(state, recent, attempts))
+        if step_finished:
             bodies.insert(len(bodies) - later, (_STEP, _encode_step(state, now)))
         if state.recorded_events:
             bodies += [(EntryKind.EVENT, body) for before, body in state.recorded_events if before > start]
@@ -232,24 +232,22 @@ class Delta:
             bodies += _encode_new_results(saved, since.steps, state)
         if turns is not None:
             bodies += turns.after
-        self.entries: list[Entry] = []
-        seq, size = watermark.next_seq, since.size
-        for kind, body in bodies:
-            self.entries.append(Entry(seq=seq, kind=kind, body=body))
-            seq += 1
+        entries, size = list[Entry](), since.size
+        for seq, (kind, body) in enumerate(bodies, watermark.next_seq):
+            entries.append(Entry(seq=seq, kind=kind, body=body))
             size += len(body)
         stored_turns = turns.stored if turns is not None else NO_TURNS
-        self.next_watermark: Watermark = make_watermark(state, seq, size, stored_turns)
-        self.consumed: tuple[str, ...] = tuple(state.consumed)
-
-    def is_empty(self, watermark: Watermark) -> bool:
-        """Whether there is nothing to write."""
-        return (
-            not self.entries
-            and not self.step_finished
-            and not self.consumed
-            and all(map(operator.is_, self.next_watermark.data, watermark.data))
+        next_seq = watermark.next_seq + len(entries)
+        self.next_watermark: Watermark = make_watermark(state, next_seq, size, stored_turns)
+        consumed = tuple(state.consumed)
+        self.write: Append = Append(
+            entries=entries, progress=progress, rewrite=rewrite, step_finished=step_finished, consumed=consumed
         )
+
+    def has_other_changes(self, watermark: Watermark) -> bool:
+        """Whether a delta without entries consumes mail, or changes what is only in the progress."""
+        known = all(map(operator.is_, self.next_watermark.data, watermark.data))
+        return bool(self.write.consumed) or not known
 
 
 def _encode_step(state: RunState, now: datetime) -> bytes:

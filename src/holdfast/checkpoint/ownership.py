@@ -55,7 +55,7 @@ class Claims:
     """
 
     def __init__(self, store: RunStore, settings: CheckpointSettings, clock: Clock) -> None:
-        self.store, self.settings, self._clock = store, settings, clock
+        self.store, self.settings, self.clock = store, settings, clock
         #: New for every open.
         self.worker_id: str = f"w-{make_id()}"
         #: Failed releases of runs that this process no longer executes.
@@ -143,7 +143,7 @@ class Claims:
         """As `release`. Repeats it while the store is unavailable, until `store_timeout`."""
         write = partial(self.store.release, claim, release)
         timeout = self.settings.store_timeout
-        await retry_while_unavailable(partial(self._release, write), timeout, self._clock)
+        await retry_while_unavailable(partial(self._release, write), timeout, self.clock)
 
     async def _release(self, write: Callable[[], Awaitable[None]]) -> None:
         self._pending_releases.add(write)  # first: this call may be cancelled, or run while the store closes

@@ -9,8 +9,8 @@ from tests.core.recording_ports import RecordingPorts
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
+from holdfast.checkpoint.checkpointer import CLAIM_PROOF_TTL
 from holdfast.checkpoint.record import RunStatus
-from holdfast.checkpoint.run_writer import CLAIM_PROOF_TTL
 from holdfast.core.agents.agent import Agent
 from holdfast.core.agents.tool import Tool
 from holdfast.core.agents.tool_threads import MAX_TOOL_THREADS

@@ -1,0 +1,129 @@
+"""How the claim of a run ends: done, failed, cancelled, or left interrupted, waiting or parked."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from holdfast.checkpoint.claims import Claim, backoff
+from holdfast.checkpoint.codec import Outcome, encode
+from holdfast.checkpoint.delta import Delta
+from holdfast.checkpoint.journal import Entry, EntryKind
+from holdfast.checkpoint.record import Release, RunStatus
+from holdfast.config import Retention
+from holdfast.core.errors import RunCancelled, format_error
+from holdfast.core.ports import Leave
+from holdfast.core.run.info import RunInfo
+from holdfast.core.run.mail import MESSAGE_TOPIC
+from holdfast.core.run.messages import Usage
+from holdfast.core.run.status import AttemptEnd
+from holdfast.core.run.turns import INPUT_TOPICS
+
+_STATUSES = {
+    AttemptEnd.INTERRUPTED: RunStatus.INTERRUPTED,
+    AttemptEnd.WAITING: RunStatus.WAITING,
+    AttemptEnd.PARKED: RunStatus.PARKED,
+}
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """How a claim ends, beside what is new in the run's state. The fields are those of `Release`."""
+
+    status: RunStatus
+    reason: str = ""
+    #: The body of the last entry of a run that has ended.
+    outcome: bytes | None = None
+    strikes: int = 0
+    delay: timedelta = timedelta(0)
+    retention: timedelta | None = None
+    wake_at: datetime | None = None
+    wake_on: Sequence[str] = ()
+
+    #: The run is removed after the release.
+    is_removed: bool = False
+
+
+def end_done(output: Any, usage: Usage, info: RunInfo, retention: Retention) -> Ending:
+    """Return the end of a run that has succeeded. It does not end while it has unread messages."""
+    return Ending(
+        status=RunStatus.DONE,
+        outcome=encode(Outcome(output=output, usage=usage)),
+        retention=retention.done,
+        is_removed=_is_removed(info, retention.done),
+        wake_on=INPUT_TOPICS if info.conversation else (MESSAGE_TOPIC,),
+    )
+
+
+def end_failed(error: BaseException, usage: Usage, info: RunInfo, retention: Retention) -> Ending:
+    """Return the end of a run that has failed or was cancelled."""
+    is_cancelled = isinstance(error, RunCancelled | asyncio.CancelledError)
+    status = RunStatus.CANCELLED if is_cancelled else RunStatus.FAILED
+    text, kept_for = format_error(error), retention.of(status)
+    return Ending(
+        status=status,
+        reason=text,
+        outcome=encode(Outcome(error=text, usage=usage)),
+        retention=kept_for,
+        is_removed=_is_removed(info, kept_for),
+    )
+
+
+def _is_removed(info: RunInfo, kept_for: timedelta) -> bool:
+    """A child without a retention is kept until its parent is removed: a resumed parent reads its outcome."""
+    return not kept_for and info.parent_run_id is None
+
+
+def end_left(leaving: Leave, claim: Claim | None, now: datetime, *, progressed: bool) -> Ending:
+    """Return the end of an attempt whose run has not ended.
+
+    Args:
+        progressed: a step was finished under the claim.
+    """
+    status, strikes, delay = _STATUSES[leaving.end], 0, leaving.delay
+    if claim is not None and not progressed and status is not RunStatus.PARKED:
+        strikes = max(0, claim.strikes - (not leaving.strike))
+    if leaving.strike:
+        delay = max(delay, backoff(strikes))
+    if leaving.wake_at is not None:
+        # The clock of the store may be ahead: the run would be resumed too early, and again at once.
+        delay = max(timedelta(0), leaving.wake_at - now)
+    return Ending(
+        status=status,
+        reason=leaving.reason,
+        strikes=strikes,
+        delay=delay,
+        wake_at=leaving.wake_at,
+        wake_on=leaving.wake_on,
+    )
+
+
+def make_release(ending: Ending, delta: Delta | None, next_seq: int, progress: bytes | None) -> Release:
+    """Return the release that ends the claim, and adds what is unsaved and the outcome in the same write.
+
+    Args:
+        delta: what is new since the last save. `None`: nothing, or it cannot be saved.
+        next_seq: the number of the next entry, if there is no delta.
+        progress: replaces the run's progress, if there is no delta. `None`: it stays.
+    """
+    entries: list[Entry] = []
+    consumed: Sequence[str] = ()
+    if delta is not None:
+        entries += delta.write.entries
+        next_seq, progress, consumed = delta.next_watermark.next_seq, delta.write.progress, delta.write.consumed
+    if ending.outcome is not None:
+        entries.append(Entry(seq=next_seq, kind=EntryKind.OUTCOME, body=ending.outcome))
+    return Release(
+        status=ending.status,
+        # Stores need not be able to keep half a surrogate pair or a NUL.
+        reason=ending.reason.encode(errors="replace").decode().replace("\0", "\ufffd"),
+        entries=entries,
+        progress=progress,
+        strikes=ending.strikes,
+        delay=ending.delay,
+        retention=ending.retention,
+        consumed=consumed,
+        wake_at=ending.wake_at,
+        wake_on=ending.wake_on,
+    )
