@@ -16,7 +16,7 @@ HoldfastError
 │   └── RunLost                 another worker owns the run: ClaimLost
 ├── CheckpointError             errors of stored runs
 │   ├── StoreError              StoreUnavailable, StoreFull, StorePermissionError, SchemaTooOld, StoreClosed,
-│   │                           SchemaTooNew, ClaimLost
+│   │                           SchemaTooNew, StoreReplaced, ClaimLost
 │   ├── RunBusy, RunExists (is a RunError too), RunConflict, RunNotFound, RunDamaged
 │   ├── RunNotClaimable         LimitReached
 │   ├── RunEnded                of a conversation: ConversationClosed
@@ -67,6 +67,7 @@ from holdfast.checkpoint.errors import (
     StoreError,
     StoreFull,
     StorePermissionError,
+    StoreReplaced,
     StoreUnavailable,
     TranscriptTooLarge,
     TurnConflict,
@@ -187,6 +188,7 @@ __all__ = [
     "StoreError",
     "StoreFull",
     "StorePermissionError",
+    "StoreReplaced",
     "StoreUnavailable",
     "TablesError",
     "TablesUnavailable",

@@ -39,6 +39,15 @@ class StorePermissionError(StoreError):
     """
 
 
+class StoreReplaced(StoreError):
+    """The file of the store was deleted, moved or replaced while it was open. Nothing was written.
+
+    What the store acknowledged in the last second before may be in the old file only.
+
+    What to do: Put the old file back, with its `-wal` and `-shm`, or restart every process that uses the store.
+    """
+
+
 class StoreClosed(StoreError):
     """The store was closed, or never opened. Nothing was written.
 

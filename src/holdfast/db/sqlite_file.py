@@ -29,6 +29,10 @@ _AUTO_VACUUM_INCREMENTAL = 2
 #: A lock is usually held for less than a millisecond.
 _MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.0002, 0.002
 
+#: How long a check of the files is valid for one who reads or writes. Not each commit checks: each call of the system
+#: may wait 5 ms for the GIL.
+FILE_CHECK_INTERVAL_S = 1.0
+
 #: Kinds of "no room" that SQLite reports as a plain I/O error: a quota, a limit on the size of files.
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _DENIED = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
@@ -46,7 +50,12 @@ class ErrorTypes(NamedTuple):
     denied: type[HoldfastError]
     locked: type[HoldfastError]
     io: type[HoldfastError]
+    replaced: type[HoldfastError]
     other: type[HoldfastError]
+
+
+#: A file by its device and number; `None`: there is no file.
+_FileIdentity = tuple[int, int] | None
 
 
 class SqliteFile:
@@ -67,6 +76,29 @@ class SqliteFile:
         self.path: Path = Path(path).absolute()
         self._timeout_s = timeout.total_seconds()
         self._errors, self._vfs = errors, vfs
+        #: The file, its WAL and the index of its WAL, as `watch_files` found them.
+        self._identities: tuple[_FileIdentity, ...] | None = None
+
+    def watch_files(self) -> None:
+        """Remember which files are at the path, for `check_files`. Call it when a connection has read from them."""
+        self._identities = self._identify_files()
+
+    def unwatch_files(self) -> None:
+        """Accept any file at the path again, before the first connection is opened."""
+        self._identities = None
+
+    def check_files(self) -> None:
+        """Refuse if the watched files were deleted or replaced: commits would go to files without a name."""
+        if self._identities is not None and self._identify_files() != self._identities:
+            raise self._errors.replaced(
+                f"{self.path}, its -wal or its -shm was deleted or replaced while it was open; nothing was written: put"
+                " the old files back, or restart every process that uses the store"
+            )
+
+    def _identify_files(self) -> tuple[_FileIdentity, ...]:
+        # SQLite puts the other files beside the one to which a link leads.
+        real = os.path.realpath(self.path)
+        return _identify_file(str(self.path)), _identify_file(f"{real}-wal"), _identify_file(f"{real}-shm")
 
     def connect(self, may_wait: Callable[[], bool] | None = None) -> apsw.Connection:
         """Open a connection. It creates the file if that does not exist.
@@ -74,6 +106,8 @@ class SqliteFile:
         Args:
             may_wait: asked before each wait for a lock; False ends the wait.
         """
+        if self._identities is not None:
+            self.check_files()
         with self.mapped_errors():
             connection = apsw.Connection(str(self.path), vfs=self._vfs)
         # Without it SQLite plans by the bound values and prepares a statement again for each execution.
@@ -244,6 +278,14 @@ def _get_errno(exc: Exception, connection: apsw.Connection | None) -> int | None
     if isinstance(exc, apsw.IOError) and connection is not None:
         return connection.system_errno
     return None
+
+
+def _identify_file(path: str) -> _FileIdentity:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _fsync_folder(folder: Path) -> None:

@@ -16,7 +16,12 @@ from holdfast.db.tables import Cursor, Schema, TablesError, TablesUnavailable, c
 _T = TypeVar("_T")
 
 _TABLES_ERRORS = ErrorTypes(
-    full=TablesUnavailable, denied=TablesError, locked=TablesUnavailable, io=TablesUnavailable, other=TablesError
+    full=TablesUnavailable,
+    denied=TablesError,
+    locked=TablesUnavailable,
+    io=TablesUnavailable,
+    replaced=TablesError,
+    other=TablesError,
 )
 
 _CREATE_VERSION_TABLE = (
@@ -89,11 +94,14 @@ class SqliteTables:
     def _connect(self) -> None:
         if self._connection is not None:
             return
+        self._file.unwatch_files()
         self._file.create()
         connection = self._file.connect()
         try:
             self._file.set_format(connection)
             set_synchronous(connection, full=True)
+            connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()  # creates the WAL and its index
+            self._file.watch_files()
         except BaseException:
             connection.close()
             raise
@@ -126,6 +134,7 @@ class SqliteTables:
     def _require_connection(self) -> apsw.Connection:
         if self._connection is None:
             raise TablesError(f"the tables in {self._file.path} are not open")
+        self._file.check_files()
         return self._connection
 
 

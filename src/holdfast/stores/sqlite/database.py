@@ -10,7 +10,14 @@ from os import PathLike
 
 import apsw
 
-from holdfast.checkpoint.errors import SchemaTooNew, StoreError, StoreFull, StorePermissionError, StoreUnavailable
+from holdfast.checkpoint.errors import (
+    SchemaTooNew,
+    StoreError,
+    StoreFull,
+    StorePermissionError,
+    StoreReplaced,
+    StoreUnavailable,
+)
 from holdfast.checkpoint.store import Durability, StoreHealth
 from holdfast.db.sqlite_file import APPLICATION_ID, ErrorTypes, SqliteFile, set_synchronous, transaction
 
@@ -20,7 +27,12 @@ _WRITER_CACHE_BYTES, _READER_CACHE_BYTES = 32 * 2**20, 16 * 2**20
 _WAL_SIZE_LIMIT = 16 * 2**20
 
 _ERRORS = ErrorTypes(
-    full=StoreFull, denied=StorePermissionError, locked=StoreUnavailable, io=StoreError, other=StoreError
+    full=StoreFull,
+    denied=StorePermissionError,
+    locked=StoreUnavailable,
+    io=StoreError,
+    replaced=StoreReplaced,
+    other=StoreError,
 )
 
 _SQL_FOLDER = files("holdfast.stores.sqlite") / "sql"
@@ -67,6 +79,7 @@ class Database(SqliteFile):
             SchemaTooNew: a newer holdfast wrote the file. Nothing was changed.
             StoreError: the file is no database, or another program's. Nothing was changed.
         """
+        self.unwatch_files()
         self.create()
         connection = self.connect()
         try:

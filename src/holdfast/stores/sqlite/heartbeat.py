@@ -225,6 +225,7 @@ class Heartbeat:
 
     def _write_heartbeats(self, connection: apsw.Connection) -> None:
         self._next_beat = self._threads.monotonic() + self._interval_s
+        self._database.check_files()
         with transaction(connection):
             # Read within the transaction, so that a concurrent deregister is ordered after this heartbeat.
             with self._condition:

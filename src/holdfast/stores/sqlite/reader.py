@@ -19,6 +19,7 @@ from holdfast.checkpoint.journal import Entry, unpack_segments
 from holdfast.checkpoint.record import Pending, RunFilter, RunPage, RunStatus, StoredRun
 from holdfast.checkpoint.store import StoreHealth
 from holdfast.concurrency import THREADS
+from holdfast.db.sqlite_file import FILE_CHECK_INTERVAL_S
 from holdfast.stores.sqlite.claiming import list_usage
 from holdfast.stores.sqlite.database import Database, load_migrations, statement
 from holdfast.stores.sqlite.drafts import read_draft
@@ -59,6 +60,7 @@ class ReaderThreads:
         self._database = database
         self._loop = loop
         threads = THREADS.get()
+        self._monotonic, self._files_checked_at = threads.monotonic, 0.0
         #: `None` stops the first thread.
         self._queue: SimpleQueue[ReadRequest | None] = threads.make_queue()
         #: Wakes the second thread: True to help, False to stop.
@@ -137,12 +139,19 @@ class ReaderThreads:
         """Serve one request. Return the connection, which the first request opens."""
         try:
             connection = connection or self._database.connect_reader()
+            self._check_files()
             result = self._read(connection, work)
         except Exception as exc:  # any error belongs to the caller
             self._post_to_loop(self._on_completed, future, None, exc)
         else:
             self._post_to_loop(self._on_completed, future, result, None)
         return connection
+
+    def _check_files(self) -> None:
+        now = self._monotonic()
+        if now - self._files_checked_at >= FILE_CHECK_INTERVAL_S:
+            self._database.check_files()
+            self._files_checked_at = now
 
     def _read(self, connection: apsw.Connection, work: Callable[[Execute], T]) -> T:
         with self._database.mapped_errors(connection):

@@ -13,7 +13,7 @@ import apsw
 from holdfast.checkpoint.errors import CheckpointError, StoreClosed, StoreError
 from holdfast.clock import Clock
 from holdfast.concurrency import THREADS
-from holdfast.db.sqlite_file import roll_back
+from holdfast.db.sqlite_file import FILE_CHECK_INTERVAL_S, roll_back
 from holdfast.stores.sqlite.database import Database
 from holdfast.stores.sqlite.runs import MAX_BULK_APPENDS, append, append_bulk
 from holdfast.stores.sqlite.transaction import Transaction
@@ -99,6 +99,7 @@ class Writer:
         self._is_idle = False
         self._last_run_id: str | None = None
         self._last_commit_at = self._last_commit_s = 0.0
+        self._files_checked_at = 0.0
         #: Time spent on inline commits in this turn of the event loop.
         self._inline_s = 0.0
         #: Taken from the queue, not yet in `_in_flight`.
@@ -176,7 +177,7 @@ class Writer:
         try:
             self._commit([request])
             needs_vacuum = self._is_idle and self._vacuum.idle_timeout() is not None
-        except apsw.Error:
+        except (apsw.Error, StoreError):
             return False  # most likely another process has the lock: the thread can wait for it
         finally:
             self._connection_lock.release()
@@ -243,7 +244,9 @@ class Writer:
         try:
             with self._database.mapped_errors(self._connection):
                 self._vacuum = Vacuum(self._connection, self._database, self._threads)
-                return Transaction(self._connection, self._clock.now()).read_change_number()
+                change_number = Transaction(self._connection, self._clock.now()).read_change_number()
+                self._database.watch_files()
+                return change_number
         except BaseException:
             self._connection.close()
             raise
@@ -325,8 +328,12 @@ class Writer:
 
         Raises:
             apsw.Error: the transaction could not be started. Nothing was written.
+            StoreReplaced: the file was deleted or replaced. Nothing was written.
         """
         began = self._threads.monotonic()
+        if began - self._files_checked_at >= FILE_CHECK_INTERVAL_S:
+            self._database.check_files()
+            self._files_checked_at = began
         if not self._commit_appends(requests):
             self._connection.execute("BEGIN IMMEDIATE")
             if not self._commit_transaction(requests) and len(requests) > 1:
