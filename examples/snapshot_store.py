@@ -366,7 +366,7 @@ class SnapshotStore:
             )
             contents.changes += 1
 
-    async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
+    async def remove(self, run_id: str, *, claim: Claim | None = None, erase: bool = False) -> None:
         with self._transaction() as contents:
             record = contents.runs[run_id].record if run_id in contents.runs else None
             if claim is not None and (record is None or record.token != claim.token):

@@ -148,9 +148,9 @@ class ProbeStore:
         await self.inner.release(claim, release)
         await self._yield_to_loop()
 
-    async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
+    async def remove(self, run_id: str, *, claim: Claim | None = None, erase: bool = False) -> None:
         await self._enter("remove")
-        await self.inner.remove(run_id, claim=claim)
+        await self.inner.remove(run_id, claim=claim, erase=erase)
         await self._yield_to_loop()
 
     async def list_page(

@@ -166,8 +166,13 @@ class RunStore(Protocol):
         """
         ...
 
-    async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
+    async def remove(self, run_id: str, *, claim: Claim | None = None, erase: bool = False) -> None:
         """Delete the run, its journal and mail, and the runs it started. A missing run is fine without a claim.
+
+        A store may delete the entries of a removed run later, in the background.
+
+        Args:
+            erase: return only when the entries and the mail of this and all earlier removals are deleted.
 
         Raises:
             ClaimLost: `claim` is given and is not the run's newest, or the run is gone.

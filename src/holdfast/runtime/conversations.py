@@ -421,12 +421,12 @@ class Conversation(Generic[OutputT]):
     async def erase(self) -> None:
         """Remove the conversation from the store: its history, its results and the runs that it started.
 
-        A turn under way is cancelled first.
+        A turn under way is cancelled first. When this returns, the database has its bytes in free pages only.
         """
         with self._client.changes.listen() as changed:
             while True:
                 try:
-                    return await self._store.remove(self.run_id)
+                    return await self._store.remove(self.run_id, erase=True)
                 except RunBusy:
                     with suppress(RunNotFound, RunNotClaimable):
                         await self._client.cancel(self.run_id)

@@ -93,9 +93,9 @@ class HostStore(MemoryStore):
         async with self._write_through(claim.run_id):
             await super().release(claim, release)
 
-    async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
+    async def remove(self, run_id: str, *, claim: Claim | None = None, erase: bool = False) -> None:
         async with self._write_through():
-            await super().remove(run_id, claim=claim)
+            await super().remove(run_id, claim=claim, erase=erase)
 
     async def claim(
         self,

@@ -162,7 +162,7 @@ class MemoryStore:
             self._cancel_requested.discard(claim.run_id)
         self._notify_change()
 
-    async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
+    async def remove(self, run_id: str, *, claim: Claim | None = None, erase: bool = False) -> None:
         self._check_open()
         run = self._runs.get(run_id)
         if claim is not None and (run is None or run.token != claim.token):

@@ -62,8 +62,8 @@ class StoreWrapper:
     async def release(self, claim: Claim, release: Release) -> None:
         await self._store.release(claim, release)
 
-    async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
-        await self._store.remove(run_id, claim=claim)
+    async def remove(self, run_id: str, *, claim: Claim | None = None, erase: bool = False) -> None:
+        await self._store.remove(run_id, claim=claim, erase=erase)
 
     async def list_page(
         self,

@@ -2,7 +2,6 @@
 
 import secrets
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 
 import apsw
@@ -67,10 +66,6 @@ async def test_no_byte_is_left_in_the_tables_of_postgresql(server: LocalServer, 
             connection.execute("checkpoint")
             assert find(erased, list_files(server))
             await erase(app, erased)
-            # Workers sweep removed journals in the background.
-            while connection.execute("select from holdfast.garbage").fetchall():
-                assert app.store is not None
-                await app.store.wait_for_change(timedelta(milliseconds=20))
     with psycopg.connect(url, autocommit=True) as connection:
         for command in ("analyze", "vacuum full", "checkpoint"):
             connection.execute(command)

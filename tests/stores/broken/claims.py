@@ -157,9 +157,9 @@ class ReleasesUnderAnyClaim(BrokenStore):
 class RemovesUnderAnyClaim(BrokenStore):
     red = ("test_a_superseded_claim_removes_nothing",)
 
-    async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
+    async def remove(self, run_id: str, *, claim: Claim | None = None, erase: bool = False) -> None:
         if claim is None:
-            await super().remove(run_id)
+            await super().remove(run_id, erase=erase)
         else:
             self._remove_tree(run_id)
 

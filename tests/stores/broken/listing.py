@@ -148,10 +148,10 @@ class StaysLockedAfterAListing(BrokenListing):
         self._listing = page.cursor is not None
         return page
 
-    async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
+    async def remove(self, run_id: str, *, claim: Claim | None = None, erase: bool = False) -> None:
         if self._listing:
             raise StoreUnavailable("a listing is running")
-        await super().remove(run_id, claim=claim)
+        await super().remove(run_id, claim=claim, erase=erase)
 
 
 class ClaimsQueuedRunsOnly(BrokenStore):

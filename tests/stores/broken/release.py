@@ -60,7 +60,7 @@ class OffersFailedRuns(BrokenStore):
 class RemovesNothing(BrokenStore):
     red = ("test_a_removed_run_is_gone",)
 
-    async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
+    async def remove(self, run_id: str, *, claim: Claim | None = None, erase: bool = False) -> None:
         self._check_open()
 
 
@@ -73,9 +73,9 @@ class KeepsTheJournalOfARemovedRun(BrokenStore):
         super().__init__(location)
         self._old: dict[str, list[Entry]] = {}
 
-    async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
+    async def remove(self, run_id: str, *, claim: Claim | None = None, erase: bool = False) -> None:
         journal = self._runs[run_id].journal if run_id in self._runs else []
-        await super().remove(run_id, claim=claim)
+        await super().remove(run_id, claim=claim, erase=erase)
         self._old[run_id] = journal
 
     async def create(self, run: NewRun, *, worker_id: str | None = None, connection: Any = None) -> Claim | None:
@@ -92,19 +92,19 @@ class RemovesUnderAClaimOnly(BrokenStore):
         "test_removing_an_unknown_run_is_fine",
     )
 
-    async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
+    async def remove(self, run_id: str, *, claim: Claim | None = None, erase: bool = False) -> None:
         if claim is None:
             raise RunBusy(run_id, "a worker")
-        await super().remove(run_id, claim=claim)
+        await super().remove(run_id, claim=claim, erase=erase)
 
 
 class RemovesExecutedRuns(BrokenStore):
     red = ("test_an_executed_run_is_not_removed_without_its_claim",)
 
-    async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
+    async def remove(self, run_id: str, *, claim: Claim | None = None, erase: bool = False) -> None:
         if claim is None:
             self._remove_tree(run_id)
-        await super().remove(run_id, claim=claim)
+        await super().remove(run_id, claim=claim, erase=erase)
 
 
 class LeavesTheChildren(BrokenStore):

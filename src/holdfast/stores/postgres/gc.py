@@ -10,6 +10,8 @@ log = logging.getLogger("holdfast.stores.postgres")
 
 #: Rows deleted in one transaction. The pause after it is this many times as long as it took.
 SLICE_ROWS, REST_FACTOR = 100, 2
+#: How often to look whether another store has deleted the garbage that it works on.
+_POLL_S = 0.02
 
 
 class GarbageCollector:
@@ -21,12 +23,25 @@ class GarbageCollector:
     def __init__(self, readers: ReaderPool, sql: SqlFiles) -> None:
         self._readers = readers
         self._sweep_sql = sql.with_schema("select holdfast.sweep($1::bigint)")
+        self._newest_sql = sql.with_schema("select max(id) from holdfast.garbage")
+        self._is_left_sql = sql.with_schema("select exists (select from holdfast.garbage where id <= $1::bigint)")
         self._dirty = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name="holdfast-postgres-gc")
 
     def wake(self) -> None:
         """Look for garbage soon."""
         self._dirty.set()
+
+    async def sweep_all(self) -> None:
+        """Return when all that is garbage now is deleted, by this store or another."""
+        [(newest,)] = await self._readers.execute(self._newest_sql)
+        while newest is not None:
+            swept = await self._sweep()
+            [(is_left,)] = await self._readers.execute(self._is_left_sql, [newest])
+            if not is_left:
+                return
+            if not swept:
+                await asyncio.sleep(_POLL_S)  # another store is deleting the rest
 
     async def close(self) -> None:
         self._task.cancel()

@@ -232,11 +232,14 @@ class PostgresStore:
             )
         )
 
-    async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
+    async def remove(self, run_id: str, *, claim: Claim | None = None, erase: bool = False) -> None:
         about = {} if claim is not None else await self._liveness_context()
         token = None if claim is None else claim.token
         await self._execute(Command("remove", run_id, about, token=token))
-        self._require_open().garbage_collector.wake()
+        garbage_collector = self._require_open().garbage_collector
+        garbage_collector.wake()
+        if erase:
+            await garbage_collector.sweep_all()
 
     # -- finding and claiming -----------------------------------------------------------------------------------
 

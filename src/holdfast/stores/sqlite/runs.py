@@ -202,6 +202,11 @@ def remove(run_id: str, claim: Claim | None, liveness: Liveness, transaction: Tr
     _delete_tree(run_id, transaction)
 
 
+def list_garbage(transaction: Transaction) -> frozenset[int]:
+    """Return the keys of the runs that have removed journals, which the vacuum has not deleted yet."""
+    return frozenset(run_key for (run_key,) in transaction.execute(statement("list_garbage")).fetchall())
+
+
 def purge(limit: int, transaction: Transaction) -> int:
     rows = transaction.execute(statement("expired_runs"), (transaction.now_micros, limit)).fetchall()
     for (run_id,) in rows:

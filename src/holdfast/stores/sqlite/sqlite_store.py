@@ -40,6 +40,9 @@ from holdfast.stores.sqlite.reader import Reader
 from holdfast.stores.sqlite.runs import post
 from holdfast.stores.sqlite.writer import Writer
 
+#: How often `remove` looks whether removed journals are deleted.
+_SWEEP_POLL_S = 0.02
+
 
 class SqliteStore:
     """Keeps runs in one file, for any number of processes on one host.
@@ -170,9 +173,15 @@ class SqliteStore:
         self._check_open()
         await self._writer.submit(claim.run_id, runs.release, claim, release)
 
-    async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
+    async def remove(self, run_id: str, *, claim: Claim | None = None, erase: bool = False) -> None:
         self._check_open()
         await self._writer.submit(run_id, runs.remove, run_id, claim, self._liveness)
+        if erase:
+            left = removed = await self._writer.submit(None, runs.list_garbage)
+            while left := left & removed:
+                await asyncio.sleep(_SWEEP_POLL_S)
+                # A transaction: it makes the vacuum try again what failed.
+                left = await self._writer.submit(None, runs.list_garbage)
 
     # -- finding and claiming -----------------------------------------------------------------------------------------
 

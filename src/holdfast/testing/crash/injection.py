@@ -105,10 +105,11 @@ class CrashingStore(StoreWrapper):
             partial(self._store.release, claim, release), event, [f"end ({release.status})"]
         )
 
-    async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
+    async def remove(self, run_id: str, *, claim: Claim | None = None, erase: bool = False) -> None:
         await self._record_closing(run_id)
         event = WriteAcknowledgedEvent(run_id=run_id, removed=True)
-        await self._write_with_crash_points(partial(self._store.remove, run_id, claim=claim), event, ["removal"])
+        remove = partial(self._store.remove, run_id, claim=claim, erase=erase)
+        await self._write_with_crash_points(remove, event, ["removal"])
 
     async def claim(
         self,

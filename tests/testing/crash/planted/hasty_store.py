@@ -24,9 +24,9 @@ class EarlyAckStore(StoreWrapper):
         await self._flush()
         await self._store.release(claim, release)
 
-    async def remove(self, run_id: str, *, claim: Claim | None = None) -> None:
+    async def remove(self, run_id: str, *, claim: Claim | None = None, erase: bool = False) -> None:
         await self._flush()
-        await self._store.remove(run_id, claim=claim)
+        await self._store.remove(run_id, claim=claim, erase=erase)
 
     async def _flush(self) -> None:
         pending, self._pending_append = self._pending_append, None

@@ -149,6 +149,9 @@ ORDER BY expires_at LIMIT ?2
 -- name: gc_add
 INSERT INTO garbage (last_segment, run_key) VALUES (?1, ?2)
 
+-- name: list_garbage
+SELECT run_key FROM garbage
+
 -- name: prepare_gc
 -- The segments that the next sweep deletes. The table belongs to the connection.
 CREATE TEMP TABLE doomed (segment_key INTEGER PRIMARY KEY, run_key INTEGER, before INTEGER);
