@@ -4,7 +4,7 @@ import pytest
 
 from holdfast.checkpoint.errors import StoreError
 from holdfast.db.postgres_url import parse_postgres_url, parse_schema
-from holdfast.db.urls import redact_url
+from holdfast.db.urls import parse_sqlite_path, redact_url
 from holdfast.stores.from_url import store_from_url
 from holdfast.stores.postgres.database import SqlFiles
 from holdfast.stores.sqlite.transaction import from_micros
@@ -15,10 +15,25 @@ def test_a_file_url_is_refused_and_names_what_to_use_instead() -> None:
         store_from_url("file:./runs")
 
 
-@pytest.mark.parametrize("url", ["redis://localhost", "runs.db", "sqlite:", "sqlite://"])
+@pytest.mark.parametrize("url", ["redis://localhost", "runs.db", "sqlite:", "sqlite://", "sqlite:///"])
 def test_a_url_that_names_no_store_is_refused(url: str) -> None:
     with pytest.raises(StoreError, match=r"sqlite:"):
         store_from_url(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("sqlite:runs.db", "runs.db"),
+        ("sqlite:///runs.db", "runs.db"),
+        ("sqlite:///data/runs.db", "data/runs.db"),
+        ("sqlite:/data/runs.db", "/data/runs.db"),
+        ("sqlite:////data/runs.db", "/data/runs.db"),
+        ("sqlite://data/runs.db", "data/runs.db"),
+    ],
+)
+def test_three_slashes_begin_a_relative_path_and_four_an_absolute_one(url: str, path: str) -> None:
+    assert parse_sqlite_path(url) == path
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ def tables_from_url(url: str) -> Tables:
     Raises:
         TablesError: the URL names no database.
     """
-    scheme, _, rest = url.partition(":")
+    scheme = url.partition(":")[0]
     if scheme == "memory":
         from holdfast.db.sqlite_tables import MemoryTables
 
@@ -22,7 +22,7 @@ def tables_from_url(url: str) -> Tables:
         from holdfast.db.postgres_tables import PostgresTables
 
         return PostgresTables(url)
-    if scheme == "sqlite" and rest.removeprefix("//"):
+    if scheme == "sqlite":
         from holdfast.db.sqlite_tables import SqliteTables
 
         try:
@@ -35,12 +35,19 @@ def tables_from_url(url: str) -> Tables:
 def parse_sqlite_path(url: str) -> str:
     """Return the path in a `sqlite:` URL.
 
+    Relative: `sqlite:runs.db`, `sqlite:///runs.db`. Absolute: `sqlite:/data/runs.db`, `sqlite:////data/runs.db`,
+    as in SQLAlchemy.
+
     Raises:
-        ValueError: it names a user or a host. The text does not quote it: it may hold a password.
+        ValueError: it has no path, or names a user or a host. The text then does not quote it: it may hold a password.
     """
     if _has_account(url):
         raise ValueError("a sqlite: URL has a path, no user and no host: write sqlite:./runs.db")
-    return url.partition(":")[2].removeprefix("//")
+    rest = url.partition(":")[2]
+    path = rest.removeprefix("///") if rest.startswith("///") else rest.removeprefix("//")
+    if not path:
+        raise ValueError(f"{url!r} names no path: write sqlite:./runs.db")
+    return path
 
 
 def redact_url(url: str) -> str:

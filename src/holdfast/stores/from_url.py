@@ -25,7 +25,7 @@ def store_from_url(url: str | None = None, *, durability: Durability = "full") -
         StoreError: the URL has an unknown scheme, or no path.
     """
     url = resolve_url(url)
-    scheme, _, rest = url.partition(":")
+    scheme = url.partition(":")[0]
     if scheme == "memory":
         from holdfast.stores.memory import MemoryStore
 
@@ -38,8 +38,6 @@ def store_from_url(url: str | None = None, *, durability: Durability = "full") -
         raise StoreError("holdfast has no file store: use sqlite:PATH. `holdfast export` writes runs as JSON lines")
     if scheme != "sqlite":
         raise StoreError(f"no store for {redact_url(url)!r}: write sqlite:PATH, postgresql://HOST/DATABASE or memory:")
-    if not rest.removeprefix("//"):
-        raise StoreError(f"{url!r} names no path: write {scheme}:./somewhere")
     try:
         path = parse_sqlite_path(url)
     except ValueError as exc:
