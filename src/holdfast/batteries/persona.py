@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from holdfast.batteries.definitions.repository import (
+    Definition,
     DefinitionRepository,
     DefinitionSource,
-    check_name,
     from_markdown,
     to_markdown,
 )
@@ -46,24 +46,15 @@ class PersonaPhase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model_tier: str | None = None
 
 
-class Persona(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Persona(Definition, frozen=True, kw_only=True):
     """The definition of an agent, as plain data."""
 
-    owner: str
-    name: str
-    description: str = ""
     instructions: str = ""
-    model_tier: str = ""
-    #: Names of tools of the host.
-    tools: list[str] = []
-    phases: list[PersonaPhase] = []
+    phases: list[PersonaPhase] = msgspec.field(default_factory=list)
     #: Names of agents and skills that it may call as tools.
-    palette: list[str] = []
+    palette: list[str] = msgspec.field(default_factory=list)
     #: A cron expression, for a host that schedules its personas.
     schedule: str | None = None
-
-    def __post_init__(self) -> None:
-        check_name(self.owner, self.name)
 
 
 class Personas(DefinitionRepository[Persona]):

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from holdfast.batteries.definitions.repository import (
+    Definition,
     DefinitionRepository,
     DefinitionSource,
-    check_name,
     from_markdown,
     to_markdown,
 )
@@ -47,21 +47,15 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     required: bool = True
 
 
-class Skill(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+class Skill(Definition, frozen=True, kw_only=True):
     """The definition of a procedure, as plain data."""
 
-    owner: str
-    name: str
-    description: str = ""
-    parameters: list[Parameter] = []
+    parameters: list[Parameter] = msgspec.field(default_factory=list)
     #: The instructions, step by step.
     procedure: str = ""
-    model_tier: str = ""
-    #: Names of tools of the host.
-    tools: list[str] = []
 
     def __post_init__(self) -> None:
-        check_name(self.owner, self.name)
+        super().__post_init__()
         for parameter in self.parameters:
             if not parameter.name.isidentifier():
                 raise MalformedDefinition(f"{parameter.name!r} cannot be a parameter: use letters, digits and _")

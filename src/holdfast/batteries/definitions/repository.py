@@ -5,7 +5,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
@@ -29,20 +29,27 @@ log: logging.Logger = logging.getLogger("holdfast.definitions")
 _REFRESH_INTERVAL = timedelta(seconds=30)
 
 
-class Definition(Protocol):
+class Definition(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The fields of every definition."""
 
-    @property
-    def owner(self) -> str: ...
+    owner: str
+    name: str
+    description: str = ""
+    model_tier: str = ""
+    #: Names of tools of the host.
+    tools: list[str] = []
 
-    @property
-    def name(self) -> str: ...
+    def __post_init__(self) -> None:
+        """Check the owner and the name: an agent id is `OWNER/NAME@VERSION`.
 
-    @property
-    def description(self) -> str: ...
-
-    @property
-    def model_tier(self) -> str: ...
+        Raises:
+            MalformedDefinition: one is empty, or contains a separator.
+        """
+        for part in (self.owner, self.name):
+            if not part or "/" in part or "@" in part:
+                raise MalformedDefinition(
+                    f"{part!r} cannot be an owner or a name: use at least one character, and no / or @"
+                )
 
 
 D = TypeVar("D", bound=Definition)
@@ -226,19 +233,6 @@ class DefinitionSource(Generic[D]):
         except TablesError as exc:  # a database error must not fail the run
             raise DefinitionsUnavailable(f"{self.name} cannot be read now: {exc}") from exc
         return self._repository.build_agent(definition)
-
-
-def check_name(*parts: str) -> None:
-    """Check an owner and a name: an agent id is `OWNER/NAME@VERSION`.
-
-    Raises:
-        MalformedDefinition: one is empty, or contains a separator.
-    """
-    for part in parts:
-        if not part or "/" in part or "@" in part:
-            raise MalformedDefinition(
-                f"{part!r} cannot be an owner or a name: use at least one character, and no / or @"
-            )
 
 
 _FENCE = "---"

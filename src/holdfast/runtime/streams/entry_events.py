@@ -37,7 +37,7 @@ from holdfast.runtime.reading.transcript import Transcript, TranscriptItem, get_
 _PATTERN = re.compile(r"([0-9a-f]{1,16})-([0-9]{1,18})-([0-9]{1,9})", re.ASCII)
 
 
-class Cursor(NamedTuple):
+class EventCursor(NamedTuple):
     """The place after one durable event."""
 
     #: Tells the run apart from an earlier one with the same id.
@@ -67,7 +67,7 @@ def get_incarnation(created_at: datetime) -> str:
     return f"{int(created_at.timestamp() * 1_000_000):x}"
 
 
-def check_cursor(cursor: Cursor, record: RunRecord) -> None:
+def check_cursor(cursor: EventCursor, record: RunRecord) -> None:
     """Refuse a cursor of another run, or one that this run has not reached.
 
     Raises:
@@ -86,7 +86,7 @@ _NOTE_DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 NumberedEvent = tuple[int, Event]
 
 
-def read_events(record: RunRecord, entries: Sequence[Entry], after: Cursor | None) -> Iterator[NumberedEvent]:
+def read_events(record: RunRecord, entries: Sequence[Entry], after: EventCursor | None) -> Iterator[NumberedEvent]:
     """Return the events of `entries` after the cursor. The entries are those of one load, from the cursor's entry on.
 
     A rewritten journal repeats the conversation. A reader that was there before gets it as one `HistoryRewritten`; a
@@ -104,7 +104,7 @@ def read_events(record: RunRecord, entries: Sequence[Entry], after: Cursor | Non
         position += count
         seq = entries[position - 1].seq
         for index, event in enumerate(events):
-            cursor = Cursor(incarnation, seq, index)
+            cursor = EventCursor(incarnation, seq, index)
             if after is None or cursor > after:
                 yield seq, msgspec.structs.replace(event, cursor=str(cursor))
 

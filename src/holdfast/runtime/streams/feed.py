@@ -13,7 +13,13 @@ from holdfast.clock import Clock
 from holdfast.core.run.run_events import Event, ReplyAdded, StatusChanged
 from holdfast.runtime.changes import POLL_INTERVAL
 from holdfast.runtime.streams.draft_board import DraftReader, DraftView
-from holdfast.runtime.streams.entry_events import Cursor, check_cursor, describe_present, get_incarnation, read_events
+from holdfast.runtime.streams.entry_events import (
+    EventCursor,
+    check_cursor,
+    describe_present,
+    get_incarnation,
+    read_events,
+)
 from holdfast.runtime.streams.subscription import Batch, Subscription
 
 log = logging.getLogger("holdfast.events")
@@ -44,7 +50,7 @@ class RunFeed:
         self.position = self._replied = -1
         self._present: tuple[Event, ...] = ()
         self._draft = DraftView(run_id)
-        self._reads: dict[Cursor | None, asyncio.Task[Batch]] = {}
+        self._reads: dict[EventCursor | None, asyncio.Task[Batch]] = {}
         #: The run is terminal, removed, or could not be read.
         self.is_over = False
         self._error: Exception | None = None
@@ -53,7 +59,7 @@ class RunFeed:
 
     # -- for watchers -------------------------------------------------------------------------------------------------
 
-    async def catch_up(self, subscription: Subscription, after: Cursor | None) -> list[Event]:
+    async def catch_up(self, subscription: Subscription, after: EventCursor | None) -> list[Event]:
         """Return the events between the cursor and what the feed gives to the subscription, and the present draft.
 
         Raises:
@@ -72,7 +78,7 @@ class RunFeed:
             if batch.position >= reached:  # a shared read may have begun before the subscription
                 return events + subscription.accept(shown)
             assert self._record is not None
-            after = Cursor(get_incarnation(self._record.created_at), batch.position, _END_OF_ENTRY)
+            after = EventCursor(get_incarnation(self._record.created_at), batch.position, _END_OF_ENTRY)
 
     def _subscribe(self, subscription: Subscription) -> None:
         self.subscriptions.add(subscription)
@@ -81,19 +87,19 @@ class RunFeed:
         elif self.is_over:
             subscription.end()
 
-    async def _read_shared(self, after: Cursor | None) -> Batch:
+    async def _read_shared(self, after: EventCursor | None) -> Batch:
         """Read the journal after a cursor, once for all watchers that ask for it at the same time."""
         if after not in self._reads:
             task = self._reads[after] = asyncio.ensure_future(self._read_after(after))
             task.add_done_callback(functools.partial(self._forget_read, after))
         return await asyncio.shield(self._reads[after])
 
-    def _forget_read(self, after: Cursor | None, task: asyncio.Task[Batch]) -> None:
+    def _forget_read(self, after: EventCursor | None, task: asyncio.Task[Batch]) -> None:
         del self._reads[after]
         if not task.cancelled():
             task.exception()  # retrieved: its watchers may be gone
 
-    async def _read_after(self, after: Cursor | None) -> Batch:
+    async def _read_after(self, after: EventCursor | None) -> Batch:
         # From the entry of the cursor on: it may hold further events.
         stored = await self._store.load(self.run_id, after=-1 if after is None else after.seq - 1)
         if after is not None:
@@ -191,7 +197,7 @@ class RunFeed:
 
     def _make_batch(self, stored: StoredRun, draft: Draft | None) -> Batch:
         record, self._record = stored.record, stored.record
-        after = Cursor(get_incarnation(record.created_at), self.position, _END_OF_ENTRY)
+        after = EventCursor(get_incarnation(record.created_at), self.position, _END_OF_ENTRY)
         durable = tuple(read_events(record, stored.entries, after))
         self.position = record.next_seq - 1
         self._replied = max([self._replied, *(seq for seq, event in durable if isinstance(event, ReplyAdded))])

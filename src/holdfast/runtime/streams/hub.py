@@ -14,7 +14,7 @@ from holdfast.core.run.run_events import DraftRetracted, Event, ReasoningDelta, 
 from holdfast.runtime.changes import ChangeSignal
 from holdfast.runtime.reading.run_views import RunQuery, make_filter
 from holdfast.runtime.streams.draft_board import DraftBoard, DraftReader, LocalDraft
-from holdfast.runtime.streams.entry_events import Cursor
+from holdfast.runtime.streams.entry_events import EventCursor
 from holdfast.runtime.streams.feed import RunFeed
 from holdfast.runtime.streams.subscription import Subscription
 from holdfast.runtime.streams.watch import watch_statuses
@@ -58,7 +58,7 @@ class EventHub:
             ReaderTooSlow: the watcher took its events too slowly.
             StoreClosed: the App was closed.
         """
-        cursor = None if after is None else Cursor.parse(after)
+        cursor = None if after is None else EventCursor.parse(after)
         subscription = Subscription(run_id, after)
         feed = self._open_feed(run_id)
         try:

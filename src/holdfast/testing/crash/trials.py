@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from holdfast.ids import draw_bits
 from holdfast.stores.from_url import store_from_url
 from holdfast.testing.crash.checks import CrashReport, CrashTestFailed, Trial, TrialCheck
 from holdfast.testing.crash.recording import AnyEvent, PointReachedEvent, WriteAcknowledgedEvent, read_events
@@ -275,7 +276,7 @@ def crash_everywhere(
         CrashTestFailed: one of these promises does not hold, or a point was never reached. Is an `AssertionError`.
         DefinitionError: a child process cannot import the agent.
     """
-    seed = random.SystemRandom().randrange(2**32) if seed is None else seed
+    seed = draw_bits(32) if seed is None else seed
     config = CrashTestConfig(
         agent=find_import_path(agent),
         open_store=find_import_path(open_store),

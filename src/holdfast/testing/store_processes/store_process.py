@@ -49,7 +49,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     arguments: msgspec.Raw
 
 
-class CallStarted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class CallAccepted(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """From the child: the call is about to be made."""
 
     number: int
@@ -71,7 +71,7 @@ class CallRaised(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     attributes: dict[str, Any]
 
 
-Answer = StoreOpened | CallStarted | CallReturned | CallRaised
+Answer = StoreOpened | CallAccepted | CallReturned | CallRaised
 
 
 @functools.cache
@@ -210,7 +210,7 @@ class ChildProcess:
 
     async def _read_answers(self) -> None:
         while (answer := await _read_answer(self._process)) is not None:
-            if isinstance(answer, CallStarted):
+            if isinstance(answer, CallAccepted):
                 self._pending_calls[answer.number].started = True
                 async with self._call_started:
                     self._call_started.notify_all()

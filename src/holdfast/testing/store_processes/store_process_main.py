@@ -20,9 +20,9 @@ from holdfast.testing.store_processes.store_process import (
     OPEN_REQUEST,
     Answer,
     Call,
+    CallAccepted,
     CallRaised,
     CallReturned,
-    CallStarted,
     StoreOpened,
     encode_frame,
     format_connection_name,
@@ -50,7 +50,7 @@ class _StoreServer:
 
     async def handle_call(self, call: Call) -> None:
         arguments = msgspec.structs.asdict(msgspec.msgpack.decode(call.arguments, type=get_arguments_type(call.method)))
-        self.send(CallStarted(number=call.number))
+        self.send(CallAccepted(number=call.number))
         try:
             value = await getattr(self._store, call.method)(**arguments)
         except Exception as exc:  # of any kind: the test in the parent process raises it

@@ -19,7 +19,7 @@ from holdfast.core.run.run_events import (
     TextDelta,
 )
 from holdfast.root_error import HoldfastError
-from holdfast.runtime.streams.entry_events import Cursor, get_incarnation
+from holdfast.runtime.streams.entry_events import EventCursor, get_incarnation
 from holdfast.web.sse import EventStreamResponse, encode_html
 from holdfast.web.ui.live import UPDATE_PAUSE
 from holdfast.web.ui.run_view.run_page import list_doubts, make_head, make_timeline, read_children, read_related
@@ -61,7 +61,7 @@ class RunChanges:
     """Collects the events of a run between two updates."""
 
     def __init__(self, app: App, record: RunRecord) -> None:
-        end = Cursor(get_incarnation(record.created_at), record.next_seq - 1, _LAST_INDEX)
+        end = EventCursor(get_incarnation(record.created_at), record.next_seq - 1, _LAST_INDEX)
         self._events = app.events(record.run_id, str(end))
         self._changed = asyncio.Event()
         #: The text of the reply in progress.
