@@ -71,7 +71,7 @@ async def test_a_removed_node_parks_the_run(tmp_path: Path, case: str, policy: M
     )
     assert (parked.status, parked.reason) == (
         "parked",
-        f"removed node: the run was about to use [{name}], which its graph no longer has",
+        f"removed node: the run was about to use [{name}], which its agent no longer has",
     )
 
 

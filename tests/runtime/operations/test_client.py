@@ -221,11 +221,11 @@ async def test_a_run_whose_tool_was_removed_is_left_for_a_process_that_has_it(ha
     await waiting_in_the_gate(harness)
     async with harness.app(TaskAgents(harness.folder, without=["gate"])) as app:
         report = await app.recover()
-        assert "was about to call ['gate'], which this process lacks" in report.reasons["r"]
+        assert "was about to use the tool ['gate'], which this process lacks" in report.reasons["r"]
         left = (await load_records(app))["r"]
         # The strike is that of the process that was killed.
         assert (left.status, left.strikes) == (RunStatus.INTERRUPTED, 1)
-        assert "was about to call ['gate']" in left.reason
+        assert "was about to use the tool ['gate']" in left.reason
     harness.set_flag("open")
     async with harness.app() as app:
         assert (await app.resume("r")).output == "did gate"

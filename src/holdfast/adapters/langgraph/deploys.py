@@ -1,14 +1,11 @@
 """What a deploy removed from a graph."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver, Checkpoint
 from langgraph.pregel import Pregel
 from langgraph.types import Send, StateSnapshot
-
-from holdfast.core.agents.agent import MissingTools
-from holdfast.core.errors import MissingDefinition, RunParked
 
 Graph = Pregel[Any, Any, Any, Any]
 
@@ -51,15 +48,3 @@ def _iter_due_nodes(checkpoint: Checkpoint) -> Iterator[str]:
     for send in values.get(SENDS) or ():
         if isinstance(send, Send):
             yield send.node
-
-
-def refuse_removed(policy: MissingTools, run_id: str, kind: str, names: Sequence[str]) -> None:
-    """Leave the run to a process that has these tools or nodes, or park it.
-
-    Raises:
-        MissingDefinition: the run stays interrupted.
-        RunParked: it needs a person.
-    """
-    if policy == "defer":
-        raise MissingDefinition(f"run {run_id} was about to use the {kind} {[*names]}, which this process lacks")
-    raise RunParked(f"removed {kind}", f"the run was about to use {[*names]}, which its graph no longer has")

@@ -15,7 +15,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.pregel import Pregel
 from langgraph.types import Command, Interrupt, StreamMode
 
-from holdfast.adapters.langgraph.deploys import Graph, list_removed_nodes, refuse_removed
+from holdfast.adapters.langgraph.deploys import Graph, list_removed_nodes
 from holdfast.adapters.langgraph.entries import CODEC, CheckpointRows, GraphCallLog
 from holdfast.adapters.langgraph.graph_stream import Stream, emit_chunk, parse_streams
 from holdfast.adapters.langgraph.interrupts import Interrupts
@@ -153,7 +153,7 @@ class LangGraphLoop:
         """Do not let the graph end as if nodes had run that a deploy has removed."""
         state = await graph.aget_state(_make_config(context), subgraphs=True)
         if removed := await list_removed_nodes(graph, saver, state):
-            refuse_removed(context.profile.missing_tools, context.run_id, "node", removed)
+            context.refuse_removed("node", removed)
 
     async def _find_interrupts(self, graph: Graph, context: StepContext) -> Sequence[Interrupt]:
         return (await graph.aget_state(_make_config(context))).interrupts

@@ -18,7 +18,7 @@ from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from langgraph.prebuilt.tool_node import ToolCallRequest, ToolNode
 from langgraph.pregel import Pregel
 
-from holdfast.adapters.langgraph.deploys import Graph, refuse_removed
+from holdfast.adapters.langgraph.deploys import Graph
 from holdfast.adapters.langgraph.entries import CallInterrupted, GraphCallLog, GraphCallResult, ReplyEntry
 from holdfast.adapters.langgraph.graph_stream import to_plain_data
 from holdfast.adapters.langgraph.interrupts import Interrupts
@@ -263,10 +263,10 @@ class NodeCalls:
 
     def _refuse_removed_tools(self, calls: Iterable[_GraphCall]) -> None:
         """Apply the agent's policy to calls that an earlier process announced, and whose tool a deploy has removed."""
-        policy, waiting = self._context.profile.missing_tools, self._known - self._context.state.results.keys()
-        removed = [call.tool for call in calls if call.request.tool is None and call.call_id in waiting]
-        if removed and policy != "report":
-            refuse_removed(policy, self._context.run_id, "tool", removed)
+        waiting = self._known - self._context.state.results.keys()
+        self._context.refuse_removed_tools(
+            [call.tool for call in calls if call.request.tool is None and call.call_id in waiting]
+        )
 
 
 def encode_result(serde: SerializerProtocol, call_id: str, tool: str, value: Any) -> GraphCallResult:

@@ -18,7 +18,7 @@ from holdfast.adapters.openai_agents.message_codec import SDKReply, ToolOutput
 from holdfast.adapters.tool_policies import ONCE, PURE, ToolPolicies, find_policy
 from holdfast.core.agents.tool import Tool as HoldfastTool
 from holdfast.core.agents.tool import ToolPolicy
-from holdfast.core.errors import InvalidReply, MissingDefinition, RunParked
+from holdfast.core.errors import InvalidReply
 from holdfast.core.execution.step import StepContext
 from holdfast.core.execution.waits import WAITING
 from holdfast.core.run.messages import Usage
@@ -153,11 +153,7 @@ class SDKBatch:
         """Apply the agent's policy to a saved reply that asks for tools which a deploy has removed."""
         done = {*reply.unknown, *self._context.state.results}
         missing = [call.tool for call in self._calls.values() if call.tool not in kit and call.call_id not in done]
-        policy = self._context.profile.missing_tools
-        if missing and policy == "defer":
-            raise MissingDefinition(f"run {self._context.run_id} was about to call {missing}, which this process lacks")
-        if missing and policy == "park":
-            raise RunParked("removed tool", f"the run was about to call {missing}, which its agent no longer has")
+        self._context.refuse_removed_tools(missing)
 
     # -- approvals ----------------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from holdfast.adapters.tool_policies import PURE, ToolPolicies
 from holdfast.core.agents.calls import Effect
 from holdfast.core.agents.tool import Tool
 from holdfast.core.agents.tool_context import current_call
-from holdfast.core.errors import InvalidReply, MissingDefinition, RunParked
+from holdfast.core.errors import InvalidReply
 from holdfast.core.execution.attempt import RunExecution
 from holdfast.core.execution.call_retries import retry_call
 from holdfast.core.execution.step import StepContext
@@ -185,11 +185,7 @@ class PydanticAIBatch:
             for call_id in unknown
             if call_id not in self._counters.unknown_calls and call_id not in self._context.state.results
         ]
-        policy = self._context.profile.missing_tools
-        if missing and policy == "defer":
-            raise MissingDefinition(f"run {self._context.run_id} was about to call {missing}, which this process lacks")
-        if missing and policy == "park":
-            raise RunParked("removed tool", f"the run was about to call {missing}, which its agent no longer has")
+        self._context.refuse_removed_tools(missing)
 
     # -- making calls -------------------------------------------------------------------------------------------
 

@@ -14,10 +14,8 @@ from holdfast.core.agents.tool_context import CURRENT_REPLY
 from holdfast.core.errors import (
     DefinitionError,
     InvalidReply,
-    MissingDefinition,
     PayloadError,
     RepeatedToolCalls,
-    RunParked,
     ToolFailed,
     format_error,
 )
@@ -244,11 +242,7 @@ class _Conversation:
         missing = [
             call.name for call in calls if call.name not in self._tools and call.id not in self._context.state.results
         ]
-        policy = self._context.profile.missing_tools
-        if missing and policy == "defer":
-            raise MissingDefinition(f"run {self._context.run_id} was about to call {missing}, which this process lacks")
-        if missing and policy == "park":
-            raise RunParked("removed tool", f"the run was about to call {missing}, which its agent no longer has")
+        self._context.refuse_removed_tools(missing)
 
     def _make_call(self, call: ToolCall) -> "_Call":
         tool = self._tools.get(call.name)

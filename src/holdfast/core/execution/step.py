@@ -1,11 +1,11 @@
 """The handle that a loop works through: durable steps within bounds."""
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
 from holdfast.core.agents.agent import Profile
-from holdfast.core.errors import StepsExceeded
+from holdfast.core.errors import MissingDefinition, RunParked, StepsExceeded
 from holdfast.core.execution.attempt import RunExecution
 from holdfast.core.execution.call_retries import ModelRetries
 from holdfast.core.execution.model_gate import ModelGate
@@ -56,6 +56,24 @@ class StepContext:
     @property
     def run_id(self) -> str:
         return self.run.info.run_id
+
+    def refuse_removed_tools(self, names: Sequence[str]) -> None:
+        """Apply the agent's policy to a resumed run that is about to call tools which a deploy has removed."""
+        if names and self.profile.missing_tools != "report":
+            self.refuse_removed("tool", names)
+
+    def refuse_removed(self, kind: str, names: Sequence[str]) -> None:
+        """Leave the run to a process that has these tools or nodes, or park it.
+
+        Raises:
+            MissingDefinition: the run stays interrupted.
+            RunParked: it needs a person.
+        """
+        if self.profile.missing_tools == "defer":
+            raise MissingDefinition(
+                f"run {self.run_id} was about to use the {kind} {[*names]}, which this process lacks"
+            )
+        raise RunParked(f"removed {kind}", f"the run was about to use {[*names]}, which its agent no longer has")
 
     # -- steps --------------------------------------------------------------------------------------------------
 
