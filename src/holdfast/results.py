@@ -4,6 +4,6 @@ from holdfast.checkpoint.record import RunStatus
 from holdfast.core.run.waiting import WaitingCall
 from holdfast.runtime.conversations import Conversation, Turn
 from holdfast.runtime.reading.run_summary import RunSummary
-from holdfast.runtime.reading.run_views import RunDetails, RunList
+from holdfast.runtime.reading.run_views import RunDetails, RunList, RunQuery
 
-__all__ = ["Conversation", "RunDetails", "RunList", "RunStatus", "RunSummary", "Turn", "WaitingCall"]
+__all__ = ["Conversation", "RunDetails", "RunList", "RunQuery", "RunStatus", "RunSummary", "Turn", "WaitingCall"]

@@ -1,16 +1,22 @@
 """Arguments and options that several commands share: their declarations, parsers and completion."""
 
 import asyncio
+import functools
+import inspect
 import re
 import sys
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import typer
 
+from holdfast.checkpoint.record import RunStatus
 from holdfast.cli.opening import open_store
 from holdfast.cli.output import UsageError
+from holdfast.runtime.reading.formatting import utc_now
+from holdfast.runtime.reading.query_fields import QUERY_FIELDS, QueryField
 from holdfast.runtime.reading.run_views import list_records
 
 #: Runs that shell completion looks at.
@@ -188,13 +194,123 @@ ModelOption = Annotated[
     typer.Option("--model", metavar="PROVIDER:NAME", help="A model (pydantic-ai) instead of MODULE:AGENT."),
 ]
 
-LabelOption = Annotated[
-    list[str] | None, typer.Option("--label", metavar="NAME=VALUE", help="A label of the run. Repeatable.")
-]
-
 InputOption = Annotated[
     list[str] | None,
     typer.Option("--input", metavar="NAME=JSON", help="An input of the run: JSON, else text. Repeatable."),
 ]
 
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")]
+
+
+class _SharedOption(NamedTuple):
+    """An option of several commands, and how its text becomes a value."""
+
+    annotation: Any
+    default: Any
+    parse: Callable[[Any], Any]
+
+
+#: The options of commands that start runs, by the names in `RunOptions`.
+RUN_OPTIONS: dict[str, _SharedOption] = {
+    "caller_id": _SharedOption(
+        Annotated[str, typer.Option("--caller", metavar="ID", help="The caller's id. Workers serve callers in turn.")],
+        "",
+        str,
+    ),
+    "labels": _SharedOption(
+        Annotated[
+            list[str] | None, typer.Option("--label", metavar="NAME=VALUE", help="A label of the run. Repeatable.")
+        ],
+        None,
+        parse_labels,
+    ),
+    "priority": _SharedOption(
+        Annotated[int, typer.Option("--priority", metavar="N", help="From -10 to 10. Workers take higher ones first.")],
+        0,
+        int,
+    ),
+    "concurrency_key": _SharedOption(
+        Annotated[
+            str, typer.Option("--key", metavar="KEY", help="Runs with the same key share the limit of that key.")
+        ],
+        "",
+        str,
+    ),
+    "channel_id": _SharedOption(
+        Annotated[str, typer.Option("--channel", metavar="ID", help="The host's channel that the run belongs to.")],
+        "",
+        str,
+    ),
+    "guild_id": _SharedOption(
+        Annotated[str, typer.Option("--guild", metavar="ID", help="The host's guild that the run belongs to.")],
+        "",
+        str,
+    ),
+}
+
+STATUSES = [status.value for status in RunStatus if status is not RunStatus.REMOVED]
+_METAVARS = {"status": "STATUS", "agent": "NAME", "caller": "ID", "parent": "RUN"}
+_AGO = "30m, 2h, 3d ago, or an ISO time."
+
+
+def _complete_status(incomplete: str) -> list[str]:
+    return [status for status in STATUSES if status.startswith(incomplete)]
+
+
+def _make_query_option(field: QueryField) -> _SharedOption:
+    flag, sentence = f"--{field.parameter.replace('_', '-')}", field.help.removesuffix(".")
+    match field.kind:
+        case "time":
+            option = typer.Option(flag, metavar="TIME", help=f"{sentence}: {_AGO}")
+            return _SharedOption(Annotated[str, option], "", functools.partial(_parse_past, flag))
+        case "pairs":
+            option = typer.Option(flag, metavar="NAME=VALUE", help=f"{field.help} Repeatable.")
+            return _SharedOption(Annotated[list[str] | None, option], None, parse_labels)
+        case "texts":
+            help_text = f"{sentence} ({', '.join(STATUSES)}). Repeatable."
+            option = typer.Option(flag, metavar="STATUS", help=help_text, autocompletion=_complete_status)
+            return _SharedOption(Annotated[list[str] | None, option], None, _check_statuses)
+        case "text":
+            option = typer.Option(flag, metavar=_METAVARS.get(field.name, "TEXT"), help=field.help)
+            return _SharedOption(Annotated[str, option], "", str)
+
+
+def _parse_past(option: str, given: str) -> datetime:
+    return parse_past_time(given, option, utc_now())
+
+
+def _check_statuses(given: list[str]) -> list[str]:
+    if unknown := sorted(set(given) - set(STATUSES)):
+        raise UsageError(f"unknown status {', '.join(unknown)}: --status takes {', '.join(STATUSES)}")
+    return given
+
+
+#: The options of commands that list runs, by the names in `RunQuery`.
+QUERY_OPTIONS = {field.name: _make_query_option(field) for field in QUERY_FIELDS}
+
+
+def take_options(name: str, table: Mapping[str, _SharedOption]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator of commands: in place of the parameter `name` the user gives the options of `table`.
+
+    The command gets a dictionary of the options that were given.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            chosen = {key: given.pop(f"{name}_{key}") for key in table}
+            parsed = {key: table[key].parse(value) for key, value in chosen.items() if value}
+            command(**given, **{name: parsed})
+
+        parameters: list[inspect.Parameter] = []
+        for own in inspect.signature(command).parameters.values():
+            added = [
+                own.replace(name=f"{name}_{key}", annotation=each.annotation, default=each.default)
+                for key, each in table.items()
+            ]
+            parameters += added if own.name == name else [own]
+        vars(run)["__signature__"] = inspect.Signature(parameters)
+        run.__annotations__ = {each.name: each.annotation for each in parameters}
+        return run
+
+    return decorate

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime, timedelta
-from typing import Any, Self
+from typing import Any, Self, Unpack
 from urllib.parse import quote
 
 import httpx
@@ -12,12 +12,14 @@ import msgspec
 
 from holdfast.client.errors import ServerUnavailable, make_error
 from holdfast.client.transport import PAUSES, STREAM_TIMEOUT, Requests, read_frames
+from holdfast.core.run.info import RequestOptions
 from holdfast.core.run.run_events import Event
 from holdfast.core.run.waiting import Answer, Approve, Deny
 from holdfast.ids import make_id
 from holdfast.runtime.conversations import When
 from holdfast.runtime.operations.verdicts import Verdict
-from holdfast.runtime.reading.run_views import RunDetails, RunList
+from holdfast.runtime.reading.query_fields import encode_query
+from holdfast.runtime.reading.run_views import RunDetails, RunList, RunQuery
 from holdfast.web.wire import (
     AnswerRequest,
     ApproveRequest,
@@ -30,7 +32,7 @@ from holdfast.web.wire import (
     PickRequest,
     PickResponse,
     RunReference,
-    RunRequest,
+    RunRequestBody,
     RunResult,
     SignalRequest,
     TurnReference,
@@ -117,28 +119,25 @@ class AsyncClient:
         inputs: Mapping[str, Any] | None = None,
         run_id: str | None = None,
         not_before: datetime | None = None,
-        labels: Mapping[str, str] | None = None,
-        priority: int = 0,
-        concurrency_key: str = "",
+        **options: Unpack[RequestOptions],
     ) -> str:
         """Queue a run. Durable when this returns.
 
         The id is made here, so that a request whose response was lost is repeated without a second run.
         """
-        body = RunRequest(
-            agent=agent,
-            input=prompt if isinstance(prompt, str) else list(prompt),
-            inputs=None if inputs is None else dict(inputs),
-            labels=None if labels is None else dict(labels),
-            not_before=not_before,
-            priority=priority,
-            concurrency_key=concurrency_key,
-        )
+        fields: dict[str, Any] = {
+            "agent": agent,
+            "input": prompt if isinstance(prompt, str) else list(prompt),
+            "inputs": None if inputs is None else dict(inputs),
+            "not_before": not_before,
+            **options,
+        }
+        body = RunRequestBody(**fields)
         headers = {"idempotency-key": run_id or make_id()}
         return (await self._requests.post("runs", body, RunReference, headers, repeat=True)).run_id
 
     async def get(self, run_id: str) -> RunDetails:
-        """Return the present state of a run."""
+        """Return the current state of a run."""
         return await self._requests.get(_make_path(run_id), RunDetails)
 
     async def list(
@@ -146,23 +145,13 @@ class AsyncClient:
         *,
         limit: int = 50,
         cursor: str | None = None,
-        status: Sequence[str] = (),
-        agent: str | None = None,
-        caller: str | None = None,
-        labels: Mapping[str, str] | None = None,
+        **query: Unpack[RunQuery],
     ) -> RunList:
         """Return a page of runs, newest first."""
-        query: dict[str, Any] = {
-            "limit": limit,
-            "cursor": cursor,
-            "status": [status] if isinstance(status, str) else list(status),
-            "agent": agent,
-            "caller": caller,
-            "label": [f"{name}={value}" for name, value in (labels or {}).items()],
-        }
-        return await self._requests.get(
-            "runs", RunList, {name: value for name, value in query.items() if value is not None}
-        )
+        parameters = {"limit": limit, **encode_query(query)}
+        if cursor is not None:
+            parameters["cursor"] = cursor
+        return await self._requests.get("runs", RunList, parameters)
 
     async def result(self, run_id: str) -> RunResult:
         """Wait for the result of a run.

@@ -4,17 +4,18 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from holdfast.client.async_client import AsyncClient, AsyncConversation
 from holdfast.core.errors import DefinitionError
+from holdfast.core.run.info import RequestOptions
 from holdfast.core.run.run_events import Event
 from holdfast.core.run.waiting import Answer
 from holdfast.runtime.conversations import When
 from holdfast.runtime.operations.verdicts import Verdict
-from holdfast.runtime.reading.run_views import RunDetails, RunList
+from holdfast.runtime.reading.run_views import RunDetails, RunList, RunQuery
 from holdfast.web.wire import RunResult, TurnSummary
 
 
@@ -55,9 +56,7 @@ class Client:
         inputs: Mapping[str, Any] | None = None,
         run_id: str | None = None,
         not_before: datetime | None = None,
-        labels: Mapping[str, str] | None = None,
-        priority: int = 0,
-        concurrency_key: str = "",
+        **options: Unpack[RequestOptions],
     ) -> str:
         """Queue a run. Durable when this returns."""
         call = partial(
@@ -67,37 +66,17 @@ class Client:
             inputs=inputs,
             run_id=run_id,
             not_before=not_before,
-            labels=labels,
-            priority=priority,
-            concurrency_key=concurrency_key,
+            **options,
         )
         return self._open_portal.call(call)
 
     def get(self, run_id: str) -> RunDetails:
-        """Return the present state of a run."""
+        """Return the current state of a run."""
         return self._open_portal.call(self._client.get, run_id)
 
-    def list(
-        self,
-        *,
-        limit: int = 50,
-        cursor: str | None = None,
-        status: Sequence[str] = (),
-        agent: str | None = None,
-        caller: str | None = None,
-        labels: Mapping[str, str] | None = None,
-    ) -> RunList:
+    def list(self, *, limit: int = 50, cursor: str | None = None, **query: Unpack[RunQuery]) -> RunList:
         """Return a page of runs, newest first."""
-        call = partial(
-            self._client.list,
-            limit=limit,
-            cursor=cursor,
-            status=status,
-            agent=agent,
-            caller=caller,
-            labels=labels,
-        )
-        return self._open_portal.call(call)
+        return self._open_portal.call(partial(self._client.list, limit=limit, cursor=cursor, **query))
 
     def result(self, run_id: str) -> RunResult:
         """Wait for the result of a run."""

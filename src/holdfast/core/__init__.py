@@ -9,6 +9,7 @@ from holdfast.core.execution.executor import Executor
 from holdfast.core.execution.step import StepContext
 from holdfast.core.loop import Loop
 from holdfast.core.ports import Ports, ToolProvider
+from holdfast.core.run.info import RunOptions
 from holdfast.core.run.messages import Message
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Message",
     "Model",
     "Ports",
+    "RunOptions",
     "StepContext",
     "Tool",
     "ToolContext",

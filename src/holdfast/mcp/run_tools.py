@@ -1,6 +1,9 @@
 """The tools. Their docstrings and parameters are what a client reads."""
 
-from typing import Annotated, Any, Literal
+import inspect
+from collections.abc import Callable
+from datetime import datetime
+from typing import Annotated, Any, Literal, Unpack
 
 import msgspec
 from pydantic import Field
@@ -9,7 +12,8 @@ from holdfast.app import App
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core.errors import DefinitionError
 from holdfast.core.run.waiting import Answer, Approve, Deny, Value
-from holdfast.runtime.reading.run_views import RunDetails, RunList, read_details
+from holdfast.runtime.reading.query_fields import QUERY_FIELDS, FieldKind
+from holdfast.runtime.reading.run_views import RunDetails, RunList, RunQuery, read_details
 from holdfast.runtime.reading.transcript import CallRecord, Transcript, TranscriptItem, get_loop_name
 
 #: The most runs or calls in one result.
@@ -38,6 +42,30 @@ class PendingCalls(msgspec.Struct, frozen=True, kw_only=True):
     more: int
 
 
+#: How a client gives each kind of condition.
+_QUERY_TYPES: dict[FieldKind, Any] = {
+    "text": str | None,
+    "texts": RunStatus | list[RunStatus] | None,
+    "pairs": dict[str, str] | None,
+    "time": datetime | None,
+}
+
+
+def describe_query(function: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature of a tool that takes `**query`, with a parameter for each condition of a listing."""
+    own = [each for each in inspect.signature(function).parameters.values() if each.kind is not each.VAR_KEYWORD]
+    conditions = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[_QUERY_TYPES[field.kind], Field(description=field.help)],
+        )
+        for field in QUERY_FIELDS
+    ]
+    return inspect.Signature([*own, *conditions])
+
+
 class RunTools:
     """The operations on the runs of an App that a client may call."""
 
@@ -53,13 +81,12 @@ class RunTools:
 
     async def list_runs(
         self,
-        status: Annotated[RunStatus | None, Field(description="Only runs with this status.")] = None,
-        agent: Annotated[str | None, Field(description="Only runs of this agent.")] = None,
         cursor: Annotated[str | None, Field(description="The cursor of the page before.")] = None,
         limit: Annotated[int, Field(ge=1, le=MAX_PAGE, description="The most runs of a page.")] = 20,
+        **query: Unpack[RunQuery],
     ) -> RunList:
-        """List runs, newest first: status and its reason, agent, prompt, steps, usage, owner."""
-        return await self._app.list(status=status, agent=agent, cursor=cursor, limit=limit)
+        """List runs, newest first: status and a description of it, agent, prompt, steps, usage, owner."""
+        return await self._app.list(cursor=cursor, limit=limit, **query)
 
     async def show_run(
         self,

@@ -1,6 +1,7 @@
 """The MCP server, whose results are bounded."""
 
 import functools
+import inspect
 import json
 import unicodedata
 from collections.abc import Awaitable, Callable, Collection
@@ -13,7 +14,7 @@ from mcp.types import ToolAnnotations
 
 from holdfast.app import App
 from holdfast.core.errors import PayloadError
-from holdfast.mcp.run_tools import RunTools
+from holdfast.mcp.run_tools import RunTools, describe_query
 from holdfast.root_error import HoldfastError
 
 #: The size of a result in characters: a model has to read it.
@@ -101,7 +102,10 @@ def make_server(app: App, allow: Collection[Change] = ()) -> MCPServer:
 
 
 def _add_tool(server: MCPServer, function: Callable[..., Awaitable[Any]], annotations: ToolAnnotations) -> None:
-    server.add_tool(_report_errors(function), annotations=annotations, structured_output=False)
+    tool = _report_errors(function)
+    if any(each.kind is each.VAR_KEYWORD for each in inspect.signature(function).parameters.values()):
+        vars(tool)["__signature__"] = describe_query(function)
+    server.add_tool(tool, annotations=annotations, structured_output=False)
 
 
 def _report_errors(function: Callable[_P, Awaitable[Any]]) -> Callable[_P, Awaitable[str]]:

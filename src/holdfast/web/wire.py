@@ -1,10 +1,11 @@
 """The bodies of requests and responses, shared by the API and its client. Needs no web framework."""
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_type_hints
 
 import msgspec
 
+from holdfast.core.run.info import RequestOptions
 from holdfast.core.run.messages import Usage
 from holdfast.core.run.turns import TurnStatus
 from holdfast.core.run.waiting import Answer, Approve, Deny, Value, WaitingCall
@@ -29,13 +30,30 @@ class RunRequest(_Body, frozen=True, kw_only=True):
     input: str | list[Any]
     #: Structured data for the agent's code.
     inputs: dict[str, Any] | None = None
-    labels: dict[str, str] | None = None
     #: Workers leave the run alone until then.
     not_before: datetime | None = None
-    #: From -10 to 10. Workers take due runs of a higher priority first.
-    priority: int = 0
-    #: Runs with the same key share its concurrency limit.
-    concurrency_key: str = ""
+
+    @property
+    def options(self) -> RequestOptions:
+        """The options of the run that the request has."""
+        given = {name: getattr(self, name, None) for name in _RUN_OPTIONS}
+        return cast("RequestOptions", {name: value for name, value in given.items() if value is not None})
+
+
+_RUN_OPTIONS = get_type_hints(RequestOptions)
+
+#: The body of such a request: each option of a new run is a field.
+RunRequestBody = msgspec.defstruct(
+    "RunRequest",
+    [(name, hint | None, None) for name, hint in _RUN_OPTIONS.items()],
+    bases=(RunRequest,),
+    namespace={"__doc__": RunRequest.__doc__},
+    module=__name__,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+)
 
 
 class MessageRequest(_Body, frozen=True, kw_only=True):

@@ -2,17 +2,16 @@
 
 import asyncio
 import base64
-from datetime import datetime
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from holdfast.checkpoint.journal import Entry
-from holdfast.checkpoint.record import RunStatus, StoredRun
+from holdfast.checkpoint.record import StoredRun
 from holdfast.cli.opening import open_store
-from holdfast.cli.options import JsonOption, RunArgument, StoreOption, parse_labels, parse_past_time
-from holdfast.cli.output import Output, UsageError, one_line, print_diagnostic, print_json, print_json_line
+from holdfast.cli.options import QUERY_OPTIONS, JsonOption, RunArgument, StoreOption, take_options
+from holdfast.cli.output import Output, one_line, print_diagnostic, print_json, print_json_line
 from holdfast.runtime.reading import formatting
 from holdfast.runtime.reading.formatting import utc_now
 from holdfast.runtime.reading.run_summary import RunSummary, summarize_run
@@ -50,38 +49,10 @@ _PAGE_SIZE = 1000
 #: A narrow terminal folds the lines instead of cutting the details shorter.
 _MIN_DETAILS_LENGTH = 30
 
-_STATUSES = [status.value for status in RunStatus if status is not RunStatus.REMOVED]
 
-
-def _complete_status(incomplete: str) -> list[str]:
-    return [status for status in _STATUSES if status.startswith(incomplete)]
-
-
+@take_options("query", QUERY_OPTIONS)
 def ls(
-    status: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--status",
-            metavar="STATUS",
-            help=f"Only runs with this status ({', '.join(_STATUSES)}). Repeatable.",
-            autocompletion=_complete_status,
-        ),
-    ] = None,
-    agent: Annotated[str, typer.Option("--agent", metavar="NAME", help="Only runs of this agent.")] = "",
-    caller: Annotated[str, typer.Option("--caller", metavar="ID", help="Only runs of this caller.")] = "",
-    parent: Annotated[str, typer.Option("--parent", metavar="RUN", help="Only child runs of this run.")] = "",
-    label: Annotated[
-        list[str] | None,
-        typer.Option("--label", metavar="NAME=VALUE", help="Only runs with this label. Repeatable."),
-    ] = None,
-    since: Annotated[
-        str,
-        typer.Option("--since", metavar="TIME", help="Only runs created since then: 30m, 2h, 3d ago, or an ISO time."),
-    ] = "",
-    until: Annotated[
-        str,
-        typer.Option("--until", metavar="TIME", help="Only runs created before then: 30m, 2h, 3d ago, or an ISO time."),
-    ] = "",
+    query: RunQuery,
     limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="Only the newest N.")] = 50,
     list_all: Annotated[bool, typer.Option("--all", help="All runs, without a limit.")] = False,
     store: StoreOption = "",
@@ -91,18 +62,6 @@ def ls(
 
     A run whose owner died is shown as interrupted.
     """
-    unknown = sorted(set(status or []) - set(_STATUSES))
-    if unknown:
-        raise UsageError(f"unknown status {', '.join(unknown)}: --status takes {', '.join(_STATUSES)}")
-    query = RunQuery(
-        status=status or None,
-        agent=agent or None,
-        caller=caller or None,
-        parent=parent or None,
-        labels=parse_labels(label),
-        since=_parse_time(since, "--since"),
-        until=_parse_time(until, "--until"),
-    )
     found = asyncio.run(_list_all(store, query) if list_all else _list_newest(store, query, limit))
     if as_json:
         print_json(found)
@@ -110,10 +69,6 @@ def ls(
         _print_runs(Output(), found.runs)
     if found.cursor is not None:
         print_diagnostic(f"there are more than these {len(found.runs)} runs: use --limit N, or --all for all of them")
-
-
-def _parse_time(given: str, option: str) -> datetime | None:
-    return parse_past_time(given, option, utc_now()) if given else None
 
 
 async def _list_newest(store_url: str, query: RunQuery, limit: int) -> RunList:

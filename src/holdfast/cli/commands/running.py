@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -21,18 +21,18 @@ from holdfast.cli.listeners import ProgressDisplay, ProgressListener
 from holdfast.cli.loading import build_app, build_model_app, load_object, select_agent_name
 from holdfast.cli.opening import open_client, report_slow_open
 from holdfast.cli.options import (
+    RUN_OPTIONS,
     AgentOption,
     CodeStoreOption,
     InputOption,
     JsonOption,
-    LabelOption,
     ModelOption,
     QuietOption,
     StoreOption,
     parse_future_time,
     parse_inputs,
-    parse_labels,
     read_prompt,
+    take_options,
 )
 from holdfast.cli.output import CommandError, UsageError, print_diagnostic, print_json
 from holdfast.cli.printing import format_answer_command, format_command
@@ -47,7 +47,7 @@ from holdfast.cli.run_session import (
     run_app,
 )
 from holdfast.core.errors import RunInterrupted
-from holdfast.core.run.info import RunInfo, check_run_id
+from holdfast.core.run.info import RunInfo, RunOptions, check_run_id
 from holdfast.core.run.result import Result
 from holdfast.core.run.waiting import RunWaiting, describe_waits
 from holdfast.core.trace_context import annotate_submit, continue_environment_trace
@@ -96,6 +96,7 @@ def chat(
         sys.exit(0)
 
 
+@take_options("options", RUN_OPTIONS)
 def run(
     code: Annotated[
         str,
@@ -109,9 +110,9 @@ def run(
     run_id: Annotated[
         str, typer.Option("--run-id", metavar="ID", help="The run's id. The id of an earlier run attaches to it.")
     ] = "",
-    caller: Annotated[str, typer.Option("--caller", metavar="ID", help="The caller's id.")] = "",
     inputs: InputOption = None,
-    label: LabelOption = None,
+    *,
+    options: RunOptions,
     through_waits: Annotated[
         bool, typer.Option("--through-waits", help="Keep waiting while the run waits for a person or a signal.")
     ] = False,
@@ -138,7 +139,7 @@ def run(
     is_new = not run_id
     run_id = check_run_id(run_id) if run_id else make_id()
     resume = format_resume_command(target, run_id, store)
-    labels = {**parse_labels(label), "command": " ".join(target)}
+    options["labels"] = {**(options.get("labels") or {}), "command": " ".join(target)}
     if app.store is None:
         print_diagnostic("this App has no store: the run cannot be resumed")
 
@@ -146,7 +147,7 @@ def run(
         if app.store is not None and not is_new:
             with suppress(RunNotFound):
                 report_attachment(await get_record(app.store, run_id), listener)
-        execute = partial(app.run, name, text, inputs=data, run_id=run_id, caller_id=caller, labels=labels)
+        execute = partial(app.run, name, text, inputs=data, run_id=run_id, **options)
         if through_waits:
             execute = partial(_run_through_waits, execute, listener, store)
         with continue_environment_trace(os.environ):
@@ -190,6 +191,7 @@ _RESULT_STATUSES: dict[RunStatus, Literal["done", "failed", "cancelled"]] = {
 }
 
 
+@take_options("options", RUN_OPTIONS)
 def submit(
     agent: Annotated[str, typer.Argument(metavar="AGENT", help="The agent's name.", show_default=False)],
     prompt: Annotated[
@@ -198,20 +200,12 @@ def submit(
     run_id: Annotated[
         str, typer.Option("--run-id", metavar="ID", help="The run's id. Submitting it again changes nothing.")
     ] = "",
-    caller: Annotated[
-        str, typer.Option("--caller", metavar="ID", help="The caller's id. Workers serve the callers in turn.")
-    ] = "",
     inputs: InputOption = None,
-    label: LabelOption = None,
+    *,
+    options: RunOptions,
     not_before: Annotated[
         str,
         typer.Option("--not-before", metavar="TIME", help="Do not begin earlier: in 30m, 2h, 3d, or an ISO time."),
-    ] = "",
-    priority: Annotated[
-        int, typer.Option("--priority", metavar="N", help="From -10 to 10. Workers take higher ones first.")
-    ] = 0,
-    key: Annotated[
-        str, typer.Option("--key", metavar="KEY", help="Runs with the same key share the limit of that key.")
     ] = "",
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the result and print it.")] = False,
     store: StoreOption = "",
@@ -222,16 +216,8 @@ def submit(
     Once the id is printed, the run is durable. The agent's code is needed only in the worker. The run belongs to the
     trace in the environment variable TRACEPARENT, if there is one.
     """
-    info = RunInfo(
-        run_id=run_id or make_id(),
-        agent_name=agent,
-        caller_id=caller,
-        labels=parse_labels(label),
-        prompt=read_prompt(prompt),
-        inputs=parse_inputs(inputs),
-        priority=priority,
-        concurrency_key=key,
-    )
+    fields: dict[str, Any] = {"run_id": run_id or make_id(), "agent_name": agent, **options}
+    info = RunInfo(prompt=read_prompt(prompt), inputs=parse_inputs(inputs), **fields)
     due = parse_future_time(not_before, "--not-before", utc_now()) if not_before else None
     submitted = asyncio.run(_submit(store, info, due, wait=wait))
     if isinstance(submitted, CommandResult):

@@ -55,10 +55,9 @@ def _copy_labels(labels: Any) -> dict[str, str]:
     return dict(labels or {})
 
 
-class RunOptions(TypedDict, total=False):
-    """Optional keywords of a new run: they describe it, and give its place in the queue."""
+class RequestOptions(TypedDict, total=False):
+    """Optional keywords of a new run that clients may give: they describe it, and give its place in the queue."""
 
-    caller_id: str
     channel_id: str
     guild_id: str
     #: For filtering and accounting.
@@ -67,6 +66,15 @@ class RunOptions(TypedDict, total=False):
     priority: int
     #: Runs with the same key share the concurrency limit of that key: see `ConcurrencyLimit`.
     concurrency_key: str
+
+
+class RunOptions(RequestOptions, total=False):
+    """Optional keywords of a new run. Where there are credentials, the caller id comes from them.
+
+    The one list of options: App, clients, command line and HTTP API take their keywords from it.
+    """
+
+    caller_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +186,7 @@ class RunInfo(RunIndex, frozen=True, kw_only=True, omit_defaults=True):
                 JSON form; or the agent does not accept the content parts of the prompt.
         """
         details = AgentDetails.from_source(agent)
+        given: dict[str, Any] = {**options, "labels": _copy_labels(options.get("labels"))}
         return cls(
             run_id=make_id() if run_id is None else run_id,
             agent_name=agent.name,
@@ -188,12 +197,7 @@ class RunInfo(RunIndex, frozen=True, kw_only=True, omit_defaults=True):
             lineage=lineage,
             prompt=dump_prompt(agent.name, details.loop, prompt),
             inputs=dump_inputs(inputs),
-            caller_id=options.get("caller_id", ""),
-            channel_id=options.get("channel_id", ""),
-            guild_id=options.get("guild_id", ""),
-            labels=_copy_labels(options.get("labels")),
-            priority=options.get("priority", 0),
-            concurrency_key=options.get("concurrency_key", ""),
+            **given,
         )
 
     @property

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any, TypedDict, Unpack
+from typing import Annotated, Any, TypedDict, Unpack
 
 import msgspec
 
@@ -53,20 +53,18 @@ class RunRecords(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunQuery(TypedDict, total=False):
-    """Which runs a listing returns. All conditions have to hold."""
+    """Which runs a listing returns. All conditions have to hold.
 
-    #: One status or several.
-    status: RunStatus | str | Iterable[RunStatus | str] | None
-    agent: str | None
-    caller: str | None
-    #: The id of the run that started them.
-    parent: str | None
-    #: The run has all of these labels.
-    labels: Mapping[str, str] | None
-    #: Created at this time or later.
-    since: datetime | None
-    #: Created before this time.
-    until: datetime | None
+    The one list of conditions: `query_fields` makes command line options, HTTP parameters and MCP tools of it.
+    """
+
+    status: Annotated[RunStatus | str | Iterable[RunStatus | str] | None, "Only runs with this status."]
+    agent: Annotated[str | None, "Only runs of this agent."]
+    caller: Annotated[str | None, "Only runs of this caller."]
+    parent: Annotated[str | None, "Only child runs of this run."]
+    labels: Annotated[Mapping[str, str] | None, "Only runs with this label."]
+    since: Annotated[datetime | None, "Only runs created since then."]
+    until: Annotated[datetime | None, "Only runs created before then."]
 
 
 #: Labels of a filter, beside that of conversations: each is a join.

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import msgspec
 from starlette.requests import Request
@@ -12,6 +12,7 @@ from holdfast.app import App
 from holdfast.checkpoint.record import RunRecord
 from holdfast.checkpoint.store import RunStore
 from holdfast.core.errors import DefinitionError
+from holdfast.runtime.reading.query_fields import QUERY_FIELDS, QueryField
 from holdfast.runtime.reading.run_views import RunQuery
 from holdfast.web.auth import Principal, Scope, find_visible
 from holdfast.web.errors import RequestError
@@ -170,19 +171,25 @@ def read_number(request: Request, name: str, default: int, maximum: int) -> int:
 
 
 def read_query(request: Request) -> RunQuery:
-    given = request.query_params
-    query: RunQuery = {"labels": _read_labels(given.getlist("label"))}
-    if given.getlist("status"):
-        query["status"] = given.getlist("status")
-    if "agent" in given:
-        query["agent"] = given["agent"]
-    if "caller" in given:
-        query["caller"] = given["caller"]
-    if "parent" in given:
-        query["parent"] = given["parent"]
-    query["since"] = _read_time("since", given.get("since"))
-    query["until"] = _read_time("until", given.get("until"))
-    return query
+    """Return the conditions that the parameters of a request have.
+
+    Raises:
+        InvalidParameter: one of them is not valid.
+    """
+    given = {field: request.query_params.getlist(field.parameter) for field in QUERY_FIELDS}
+    return cast("RunQuery", {field.name: _read_field(field, texts) for field, texts in given.items() if texts})
+
+
+def _read_field(field: QueryField, texts: list[str]) -> Any:
+    match field.kind:
+        case "texts":
+            return texts
+        case "pairs":
+            return _read_labels(texts)
+        case "time":
+            return _read_time(field.name, texts[-1])
+        case "text":
+            return texts[-1]
 
 
 def _read_labels(given: list[str]) -> Mapping[str, str]:
@@ -192,28 +199,26 @@ def _read_labels(given: list[str]) -> Mapping[str, str]:
     return {name: value for name, _, value in (each.partition("=") for each in given)}
 
 
-def _read_time(name: str, text: str | None) -> datetime | None:
+def _read_time(name: str, text: str) -> datetime:
     try:
-        return None if text is None else msgspec.convert(text, datetime)
+        return msgspec.convert(text, datetime)
     except msgspec.ValidationError as exc:
         raise InvalidParameter(f"{name} is {text!r:.80}: write a time such as 2026-01-31T12:00:00Z") from exc
-
-
-_TIME: Mapping[str, Any] = {"type": "string", "format": "date-time"}
 
 
 def describe_number(default: int, maximum: int) -> Mapping[str, Any]:
     return {"type": "integer", "minimum": 1, "maximum": maximum, "default": default}
 
 
+def _describe_field(field: QueryField) -> RequestParameter:
+    form = " NAME=VALUE." if field.kind == "pairs" else ""
+    repeat = " May be repeated." if field.is_repeatable else ""
+    schema = {"type": "string", "format": "date-time"} if field.kind == "time" else {"type": "string"}
+    return RequestParameter(name=field.parameter, description=f"{field.help}{form}{repeat}", schema=schema)
+
+
 LIST_PARAMETERS = (
-    RequestParameter(name="status", description="A status; may be repeated."),
-    RequestParameter(name="agent", description="The name of an agent."),
-    RequestParameter(name="caller", description="A caller id. Most principals see their own runs only."),
-    RequestParameter(name="parent", description="The id of the run that started them."),
-    RequestParameter(name="label", description="NAME=VALUE; may be repeated."),
-    RequestParameter(name="since", description="Created at this time or later.", schema=_TIME),
-    RequestParameter(name="until", description="Created before this time.", schema=_TIME),
+    *map(_describe_field, QUERY_FIELDS),
     RequestParameter(
         name="limit",
         description="How many runs a page has.",

@@ -41,6 +41,7 @@ from holdfast.web.wire import (
     PickResponse,
     RunReference,
     RunRequest,
+    RunRequestBody,
     RunResult,
     SignalRequest,
 )
@@ -56,9 +57,7 @@ async def submit_run(context: Context) -> RunReference:
         inputs=body.inputs,
         run_id=context.request.headers.get("idempotency-key"),
         not_before=body.not_before,
-        labels=body.labels,
-        priority=body.priority,
-        concurrency_key=body.concurrency_key,
+        **body.options,
     )
     return RunReference(run_id=run_id)
 
@@ -215,7 +214,7 @@ RUN_OPERATIONS = (
         handler=submit_run,
         scope="start",
         summary="Queue a run. It is durable when this responds.",
-        request=RunRequest,
+        request=RunRequestBody,
         response=RunReference,
         status=202,
         parameters=(

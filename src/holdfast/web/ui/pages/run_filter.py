@@ -3,7 +3,7 @@
 import re
 import shlex
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlencode
 
 import msgspec
@@ -11,6 +11,7 @@ import msgspec
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core.errors import DefinitionError
 from holdfast.core.validation import to_utc
+from holdfast.runtime.reading.query_fields import QUERY_FIELDS
 from holdfast.runtime.reading.run_summary import RunSummary
 from holdfast.runtime.reading.run_views import RunQuery
 
@@ -18,6 +19,7 @@ from holdfast.runtime.reading.run_views import RunQuery
 NEEDS_YOU = "needs-you"
 STATUS_CHOICES = (NEEDS_YOU, *(status.value for status in RunStatus if status is not RunStatus.REMOVED))
 
+_TEXTS, _TIMES = ({field.name for field in QUERY_FIELDS if field.kind == kind} for kind in ("text", "time"))
 #: Characters of the text form.
 _MAX_LENGTH = 2_000
 _DURATION = re.compile(r"(\d{1,6}(?:\.\d+)?)([smhdw])")
@@ -32,12 +34,8 @@ class RunsFilter(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     #: One of `STATUS_CHOICES`; empty: all.
     status: str = ""
-    agent: str | None = None
-    caller: str | None = None
-    parent: str | None = None
-    labels: dict[str, str] = {}
-    since: datetime | None = None
-    until: datetime | None = None
+    #: The part that the store applies, without the status.
+    query: RunQuery = {}
     min_cost: float | None = None
     max_cost: float | None = None
     #: Texts that the beginning of the prompt, or the id, has to contain.
@@ -45,18 +43,9 @@ class RunsFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_query(self, *, with_status: bool = True) -> RunQuery:
         """Return the part that the store applies."""
-        statuses: list[str] | None = None
-        if with_status and self.status:
-            statuses = ["waiting", "parked"] if self.status == NEEDS_YOU else [self.status]
-        return RunQuery(
-            status=statuses,
-            agent=self.agent,
-            caller=self.caller,
-            parent=self.parent,
-            labels=self.labels,
-            since=self.since,
-            until=self.until,
-        )
+        if not with_status or not self.status:
+            return self.query
+        return {**self.query, "status": ["waiting", "parked"] if self.status == NEEDS_YOU else [self.status]}
 
     def matches(self, run: RunSummary, *, needs_person: bool) -> bool:
         """Whether a run that the store found fits the rest."""
@@ -84,22 +73,22 @@ def parse_filter(text: str, status: str, now: datetime) -> RunsFilter:
         raise DefinitionError(f"the filter has {len(text)} characters: give at most {_MAX_LENGTH}")
     if status and status not in STATUS_CHOICES:
         raise DefinitionError(f"status is {status!r:.40}: use {', '.join(STATUS_CHOICES)}")
-    fields: dict[str, Any] = {}
-    labels: dict[str, str] = {}
+    query: dict[str, Any] = {}
+    costs: dict[str, float] = {}
     words: list[str] = []
     for part in _split(text):
         name, _, value = part.partition(":")
-        if value and name in ("agent", "caller", "parent"):
-            fields[name] = value
-        elif value and name in ("since", "until"):
-            fields[name] = _parse_time(name, value, now)
+        if value and name in _TEXTS:
+            query[name] = value
+        elif value and name in _TIMES:
+            query[name] = _parse_time(name, value, now)
         elif value and name == "cost":
-            fields |= _parse_cost(value)
+            costs |= _parse_cost(value)
         elif value and name.startswith("label."):
-            labels[name.removeprefix("label.")] = value
+            query.setdefault("labels", {})[name.removeprefix("label.")] = value
         else:
             words.append(part.lower())
-    return RunsFilter(text=text, status=status, labels=labels, words=tuple(words), **fields)
+    return RunsFilter(text=text, status=status, query=cast("RunQuery", query), words=tuple(words), **costs)
 
 
 def _split(text: str) -> list[str]:

@@ -183,6 +183,7 @@ async def read_list(site: Site, request: Request) -> dict[str, Any]:
     """
     now, params, principal = utc_now(), request.query_params, get_principal(request)
     wanted = parse_filter(params.get("q", ""), params.get("status", ""), now)
+    labels = wanted.query.get("labels") or {}
     cursor = params.get("cursor") or None
     page = await read_rows(site.store, wanted, principal, now, cursor)
     counts = await count_statuses(site.store, wanted, principal)
@@ -192,7 +193,7 @@ async def read_list(site: Site, request: Request) -> dict[str, Any]:
         "counts": counts,
         "cursor": cursor,
         "error": "",
-        "section": "conversations" if wanted.labels.items() >= CONVERSATION_LABEL.items() else "runs",
+        "section": "conversations" if labels.items() >= CONVERSATION_LABEL.items() else "runs",
     }
 
 
