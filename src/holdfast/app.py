@@ -17,7 +17,7 @@ from holdfast.core.agents.agent import AgentRepository, AgentSource
 from holdfast.core.errors import DefinitionError, RunCancelled
 from holdfast.core.execution.attempt import OnCancel
 from holdfast.core.execution.executor import Executor
-from holdfast.core.execution.shutdown import can_install_handlers, install_signal_handlers
+from holdfast.core.execution.stop import can_install_handlers, install_signal_handlers
 from holdfast.core.metrics import RunMetrics
 from holdfast.core.observer import ObserverFactory
 from holdfast.core.ports import (
@@ -483,7 +483,7 @@ class App:
 
     async def cancel(self, run_id: str) -> None:
         """Cancel a run and its unfinished children. If another process owns it, ask that process to."""
-        run = self._open_executor.get_run(run_id)
+        run = self._open_executor.get_attempt(run_id)
         if run is not None:
             run.stop(RunCancelled(f"run {run_id} was cancelled"))
             return

@@ -31,7 +31,7 @@ class CrashSimulator:
         self.passed.append(point)
         if self._crash_points and self._crash_points[0] == point and self._host is not None:
             del self._crash_points[0]
-            execution = self._host.executor.get_run(RUN)
+            execution = self._host.executor.get_attempt(RUN)
             assert execution is not None
             while len(execution.state.results) < results:  # noqa: ASYNC110 - no event announces a result
                 await asyncio.sleep(0)

@@ -312,7 +312,7 @@ async def test_a_thread_is_waited_for_and_its_result_recorded(alone: bool) -> No
     await begun.wait()
     shutdown = asyncio.create_task(host.executor.shutdown(timedelta(seconds=30)))
     await clock.advance(timedelta(seconds=30))
-    execution = host.executor.get_run(RUN)
+    execution = host.executor.get_attempt(RUN)
     assert execution is not None
     assert isinstance(execution.stop_state.error, Shutdown)
     go_on.set()

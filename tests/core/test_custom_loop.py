@@ -1,5 +1,6 @@
 """The seam for other loops: one with messages, results and a codec of its own is driven like the native one."""
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +17,8 @@ from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.record import RunStatus
 from holdfast.config import CheckpointSettings
 from holdfast.core.agents.agent import Agent, Bounds, Phase
-from holdfast.core.agents.calls import Effect
+from holdfast.core.agents.calls import CallRequest, Effect
 from holdfast.core.errors import PayloadError, Shutdown, StepsExceeded
-from holdfast.core.execution.calls import CallRequest
 from holdfast.core.execution.step import StepContext
 from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
 from holdfast.core.loop import PendingCall
@@ -47,6 +47,26 @@ class Answer:
     """An output that is not plain data."""
 
     text: str
+
+
+class LineCall(CallRequest):
+    """A call of a tool that has the name of the call and no arguments."""
+
+    def __init__(self, loop: "LineLoop", name: str, effect: Effect) -> None:
+        super().__init__(call_id=name, tool=name, arguments=None, effect=effect)
+        self._loop = loop
+
+    async def execute(self) -> str:
+        if self.tool == self._loop.stop_in:
+            raise Shutdown("now")
+        self._loop.called.append(self.tool)
+        return f"did {self.tool}"
+
+    def error_result(self, text: str) -> str:
+        return f"({text})"
+
+    def reconciled_result(self, value: Any) -> str:
+        return f"found {value}"
 
 
 class LineLoop:
@@ -81,24 +101,20 @@ class LineLoop:
                 history.append(f"asked {line}")
             if line.startswith("call "):
                 requests = [self._request(name) for name in line.removeprefix("call ").split()]
-                await context.calls.announce(requests, resumed=resumed)
-                results = [await context.calls.execute(request) for request in requests]
+                results = await self._make_calls(context, requests, resumed=resumed)
                 history.append("results " + ", ".join(results))
             await context.end_step()
             resumed = False
         return Answer(" | ".join(history))
 
-    def _request(self, name: str) -> CallRequest:
-        async def execute() -> str:
-            if name == self.stop_in:
-                raise Shutdown("now")
-            self.called.append(name)
-            return f"did {name}"
+    async def _make_calls(
+        self, context: StepContext, requests: Sequence[CallRequest], *, resumed: bool
+    ) -> Sequence[str]:
+        await context.tool_calls.announce({each.call_id: each.effect for each in requests}, resumed=resumed)
+        return [await context.tool_calls.execute(request) for request in requests]
 
-        return CallRequest(
-            call_id=name, tool=name, arguments=None, effect=self._effect, execute=execute,
-            error_result=lambda text: f"({text})", reconciled_result=lambda value: f"found {value}",
-        )  # fmt: skip
+    def _request(self, name: str) -> CallRequest:
+        return LineCall(self, name, self._effect)
 
     def pending_calls(self, history: Sequence[Any]) -> Sequence[PendingCall]:
         return ()
@@ -152,19 +168,17 @@ async def test_another_loop_goes_on_mid_batch_after_an_interruption(effect: Effe
     assert result.steps == 3
 
 
+class CurtCall(LineCall):
+    async def execute(self) -> str:
+        await super().execute()
+        return "ok"
+
+
 class CurtLoop(LineLoop):
     """Every tool gives one and the same object."""
 
     def _request(self, name: str) -> CallRequest:
-        request = super()._request(name)
-        made = request.execute
-
-        async def execute() -> str:
-            await made()
-            return "ok"
-
-        request.execute = execute
-        return request
+        return CurtCall(self, name, self._effect)
 
 
 @pytest.mark.parametrize("effect", [Effect.PURE, Effect.ONCE])
@@ -263,3 +277,62 @@ async def test_an_agent_may_be_built_when_its_run_begins() -> None:
 
     result = await SimulatedHost().executor.run(Source(), "say hi")
     assert result.output == Answer("program say hi | asked say hi")
+
+
+class SeparateLoop(LineLoop):
+    """Announces each call by itself, as the branches of a function do."""
+
+    async def _make_calls(
+        self, context: StepContext, requests: Sequence[CallRequest], *, resumed: bool
+    ) -> Sequence[str]:
+        for request in requests:
+            await context.tool_calls.announce({request.call_id: request.effect}, resumed=resumed)
+        return [await context.tool_calls.execute(request) for request in requests]
+
+
+async def test_calls_that_are_announced_one_by_one_keep_what_is_known_of_each() -> None:
+    host, loop = SimulatedHost(), SeparateLoop(Effect.ONCE)
+    loop.stop_in = "y"
+    with pytest.raises(Shutdown):
+        await host.executor.run(Agent(name="a", loop=loop), "call w x y z", run_id="r")
+    assert loop.called == ["w", "x"]
+    after = SeparateLoop(Effect.ONCE)
+    result = await SimulatedHost(host.inner).resume(Agent(name="a", loop=after), "r")
+    assert after.called == ["z"], "y was started and is in doubt, z was not"
+    assert result.output.text.endswith(f"results did w, did x, ({UNKNOWN_OUTCOME}), did z")
+
+
+class BranchLoop(LineLoop):
+    """Makes each call in a branch of its own. A branch announces its call once the one before has started."""
+
+    async def _make_calls(
+        self, context: StepContext, requests: Sequence[CallRequest], *, resumed: bool
+    ) -> Sequence[str]:
+        async def follow(number: int, request: CallRequest) -> str:
+            while len(self.called) < number:  # noqa: ASYNC110 - no event announces the start of a call
+                await asyncio.sleep(0)
+            await context.tool_calls.announce({request.call_id: request.effect}, resumed=resumed)
+            return str(await context.tool_calls.execute(request))
+
+        return await asyncio.gather(*(follow(number, request) for number, request in enumerate(requests)))
+
+    def _request(self, name: str) -> CallRequest:
+        return SlowCall(self, name, self._effect)
+
+
+class SlowCall(LineCall):
+    """Ends when the calls of all branches have started."""
+
+    async def execute(self) -> str:
+        result = await super().execute()
+        while len(self._loop.called) < 3:  # noqa: ASYNC110 - no event announces the start of a call
+            await asyncio.sleep(0)
+        return result
+
+
+@pytest.mark.parametrize("effect", Effect)
+async def test_the_calls_of_parallel_branches_overlap(effect: Effect) -> None:
+    host, loop = SimulatedHost(), BranchLoop(effect)
+    result = await host.executor.run(Agent(name="a", loop=loop), "call x y z", run_id="r")
+    assert (loop.called, result.steps) == (["x", "y", "z"], 1)
+    assert result.output.text.endswith("results did x, did y, did z")

@@ -124,7 +124,7 @@ async def test_a_steered_message_and_a_phase_are_events_for_the_listener() -> No
 
     @tool(effect="pure")
     async def hint() -> None:
-        execution = executor.get_run("r")
+        execution = executor.get_attempt("r")
         assert execution is not None
         execution.nudge("mind the gap")
 

@@ -22,7 +22,7 @@ async def model(messages, tools):
     await asyncio.Event().wait()
 
 async def tell_of_the_shutdown(executor):
-    while (live := executor.get_run("r1")) is None or not live.stop_state.draining:
+    while (live := executor.get_attempt("r1")) is None or not live.stop_state.draining:
         await asyncio.sleep(0.01)
     print("shutting down", flush=True)
 

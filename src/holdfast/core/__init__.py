@@ -1,10 +1,9 @@
 """The kernel: executes agents step by step. What a host with a loop, ports or tools of its own needs."""
 
 from holdfast.core.agents.agent import Model
-from holdfast.core.agents.calls import Effect
+from holdfast.core.agents.calls import CallRequest, Effect
 from holdfast.core.agents.tool import Tool, ToolPolicy, ToolSchema
 from holdfast.core.agents.tool_context import ToolContext, emit_reasoning
-from holdfast.core.execution.calls import CallRequest
 from holdfast.core.execution.executor import Executor
 from holdfast.core.execution.step import StepContext
 from holdfast.core.loop import Loop

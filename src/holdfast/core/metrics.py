@@ -95,7 +95,8 @@ class AttemptMetrics:
             case StepEnded():
                 if event.took is not None:
                     counters.steps.add(event.took.total_seconds())
-                self._count_usage()
+                used, self._counted = self._state.own_usage - self._counted, self._state.own_usage
+                counters.add_usage(used)
             case ClaimVerified():
                 counters.claim_checks.add(event.took.total_seconds())
             case Retried() if event.tool:
@@ -107,14 +108,8 @@ class AttemptMetrics:
             case AttemptStarted() if self._taken_from is not None:
                 counters.takeovers += 1
             case AttemptEnded():
-                self._count_usage()
+                counters.add_usage(self._state.own_usage - self._counted)
                 counters.add_attempt(event.end.value)
-
-    def _count_usage(self) -> None:
-        used = self._state.own_usage
-        if used is not self._counted:
-            self._counters.add_usage(used - self._counted)
-            self._counted = used
 
 
 class RunMetrics:

@@ -235,7 +235,7 @@ class ObserverFactory(Protocol):
 class Observers:
     """The observers of one attempt, by the kinds of events that they want, and the host's listener."""
 
-    __slots__ = ("_by_kind", "_info", "_listener", "_watches", "wanted")
+    __slots__ = ("_by_kind", "_info", "_listener", "_watches", "has_begun", "wanted")
 
     def __init__(self, info: RunInfo, listener: "RunListener | None", above: "Observers | None" = None) -> None:
         """Make the dispatcher of an attempt.
@@ -245,6 +245,8 @@ class Observers:
         """
         self._info, self._listener = info, listener
         self._by_kind: dict[type, tuple[Observer, ...]] = {}
+        #: `AttemptStarted` was shown.
+        self.has_begun: bool = False
         #: The kinds of events that an observer or the listener wants. Others need not be made.
         self.wanted: set[type] = set() if listener is None else set(PUBLIC_EVENTS)
         self._watches: tuple[Observer, ...] = () if above is None else above._watches
@@ -259,6 +261,12 @@ class Observers:
                     self._subscribe(observer, observer.kinds)
             except Exception as exc:  # a host's own observer may raise anything
                 self._log_failure("could not begin", factory, exc)
+
+    def start(self, factories: Iterable[ObserverFactory], attempt: AttemptControl, started: AttemptStarted) -> None:
+        """Add the observers of the attempt, whose checkpoint is open, and show them that it begins."""
+        self.begin(factories, attempt)
+        self.has_begun = True
+        self.emit(started)
 
     def begin_watch(self, critic: "Critic", attempt: AttemptControl, max_runtime: timedelta | None) -> bool:
         """Add the watch of a critic. Return whether it watches the attempt. A critic that raises is logged."""

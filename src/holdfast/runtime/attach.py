@@ -72,7 +72,7 @@ class RunAttacher:
 
     async def _find(self, info: RunInfo) -> RunRecord | None:
         """Return the record of the run with this id; `None` if there is none, or this process executes it."""
-        if self._executor.get_run(info.run_id) is None:
+        if self._executor.get_attempt(info.run_id) is None:
             with suppress(RunNotFound):
                 return await self._client.get_same_request(info)
         return None
@@ -83,7 +83,7 @@ class RunAttacher:
         Raises:
             RunExists: it is in the store, and this process does not execute it.
         """
-        if self._executor.get_run(info.run_id) is None:
+        if self._executor.get_attempt(info.run_id) is None:
             with suppress(RunAlreadyRunning):  # another caller has just started it
                 return await self._executor.start(agent, info, on_cancel=on_cancel)
         return await self._join(info)
@@ -94,7 +94,7 @@ class RunAttacher:
         Raises:
             RunConflict: it has another agent, prompt or inputs. RunExists: it has just ended.
         """
-        local = self._executor.get_run(info.run_id)
+        local = self._executor.get_attempt(info.run_id)
         if local is not None and not self._client.is_same_request(info, local.info):
             raise RunConflict(info.run_id, local.info.agent_name)
         result = await self._executor.wait(info.run_id)

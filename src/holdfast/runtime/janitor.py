@@ -80,7 +80,7 @@ class Janitor:
         """Stop the runs that another process asked to cancel, and deliver mail. Sometimes retry releases and purge."""
         pending = await self._store.pending(self._checkpoints.worker_id)
         for run_id in pending.cancels:
-            run = self._executor.get_run(run_id)
+            run = self._executor.get_attempt(run_id)
             if run is not None:
                 run.stop(RunCancelled(f"run {run_id} was cancelled"))
         for run_id in pending.mail:
@@ -105,7 +105,7 @@ class Janitor:
 
     async def deliver_mail(self, run_id: str) -> None:
         """Give the run its unread mail, if this process executes it."""
-        run = self._executor.get_run(run_id)
+        run = self._executor.get_attempt(run_id)
         if run is not None:
             with suppress(RunNotFound):  # it has ended meanwhile
                 run.mailbox.deliver((await self._store.load(run_id, after=END)).mail)

@@ -34,14 +34,14 @@ class Crash:
         if self._points[:1] != [point]:
             return
         del self._points[0]
-        execution = self._host.executor.get_run(RUN)
+        execution = self._host.executor.get_attempt(RUN)
         assert execution is not None
         while len(execution.state.results) < results:  # noqa: ASYNC110 - no event announces a result
             await asyncio.sleep(0)
         await execution.saver.save(force=True)
         await self._host.crash()
         self._crashed = True
-        execution.abandon_thread()
+        execution.abandon(with_task=True)
         await asyncio.Event().wait()
 
     async def run(self, agent: Agent, store: RunStore | None = None) -> Result:

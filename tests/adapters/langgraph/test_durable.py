@@ -399,9 +399,9 @@ async def test_a_shutdown_stops_the_graph_between_two_supersteps() -> None:
 
     async def first(state: Visits) -> Visits:
         visited.append("first")
-        execution = host.executor.get_run(RUN)
+        execution = host.executor.get_attempt(RUN)
         assert execution is not None
-        execution.drain()
+        execution.stop_state.drain()
         return {"places": ["first"]}
 
     async def second(state: Visits) -> Visits:

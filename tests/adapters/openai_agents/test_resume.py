@@ -199,7 +199,7 @@ async def test_a_message_after_the_answer_is_answered() -> None:
 
     @function_tool
     async def look(city: str) -> str:
-        execution = host.executor.get_run(RUN)
+        execution = host.executor.get_attempt(RUN)
         assert execution is not None
         execution.nudge("and Faro?")
         return "warm"
@@ -208,7 +208,7 @@ async def test_a_message_after_the_answer_is_answered() -> None:
         async def get_response(self, system_instructions: Any, input: Any, *args: Any, **options: Any) -> Any:
             response = await super().get_response(system_instructions, input, *args, **options)
             if len(self.requests) == 2:
-                execution = host.executor.get_run(RUN)
+                execution = host.executor.get_attempt(RUN)
                 assert execution is not None
                 execution.nudge("and Bari?")
             return response

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from holdfast import Agent, App, Reply, ToolCall, WorkerSettings, tool
-from holdfast.core.execution import shutdown
+from holdfast.core.execution import stop
 
-shutdown.BLOCKED_TOOL_TIMEOUT = timedelta(milliseconds=100)
+stop.BLOCKED_TOOL_TIMEOUT = timedelta(milliseconds=100)
 
 
 @tool

@@ -19,7 +19,7 @@ from pydantic_ai.exceptions import FallbackExceptionGroup, ModelAPIError, ModelH
 from holdfast import Retry
 from holdfast.core.agents.retry import MAX_RETRY_AFTER, Backoff, get_retry_after, is_transient
 from holdfast.core.errors import DefinitionError, InvalidReply, SaveFailed, ToolTimeout
-from holdfast.core.execution.call_retries import get_outage_delay
+from holdfast.core.execution.model_calls import get_outage_delay
 from holdfast.errors import ModelUnavailable
 from holdfast.testing.manual_clock import ManualClock
 

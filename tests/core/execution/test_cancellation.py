@@ -130,7 +130,7 @@ async def test_several_cancels_in_a_row_are_no_worse_than_one() -> None:
 async def test_a_shutdown_at_any_moment_leaves_a_run_that_goes_on_and_sends_nothing_twice() -> None:
     def shut_down(run: Run, host: SimulatedHost) -> None:
         for run_id in host.executor.active_run_ids:
-            execution = host.executor.get_run(run_id)
+            execution = host.executor.get_attempt(run_id)
             assert execution is not None
             execution.stop(Shutdown("now"))
 
@@ -163,7 +163,7 @@ async def test_a_death_at_any_moment_leaves_a_run_that_goes_on_and_sends_nothing
 )
 async def test_a_stop_at_any_moment_settles_the_run_as_it_was_stopped(error: Exception, expected: RunStatus) -> None:
     def stop(run: Run, host: SimulatedHost) -> None:
-        execution = host.executor.get_run("p")
+        execution = host.executor.get_attempt("p")
         if execution is not None:
             execution.stop(error)
 
@@ -225,7 +225,7 @@ async def test_a_stop_during_a_write_that_then_fails_comes_into_force(error: Exc
     agent = Agent(name="a", model=ScriptedModel(tool_reply(call("1", "look")), "never"), tools=[look])
     run = asyncio.create_task(host.resume(agent, "r"))
     await reached.wait()
-    execution = host.executor.get_run("r")
+    execution = host.executor.get_attempt("r")
     assert execution is not None
     execution.stop(error)
     go_on.set()

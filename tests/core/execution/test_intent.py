@@ -110,7 +110,7 @@ async def test_what_must_not_be_written_beside_a_tool_ends_the_run() -> None:
     clock = ManualClock()
     host, slow = SimulatedHost(clock=clock), Slow()
     run = await begun(host, slow)
-    execution = host.executor.get_run("r")
+    execution = host.executor.get_attempt("r")
     assert execution is not None
     execution.state.history.append(User("half a pair \ud800"))
     await clock.advance(INTENT_DELAY)
@@ -123,7 +123,7 @@ async def test_nothing_waits_for_a_clock_when_the_run_is_over() -> None:
     clock = ManualClock()
     host, slow = SimulatedHost(clock=clock), Slow()
     run = await begun(host, slow)
-    execution = host.executor.get_run("r")
+    execution = host.executor.get_attempt("r")
     assert execution is not None
     execution.stop(RunCancelled("enough"))
     await asyncio.wait([run])

@@ -86,7 +86,7 @@ async def test_a_queued_call_does_not_start_after_a_cancel() -> None:
     agent, _ = ledger.make_agent()
     run = asyncio.create_task(host.executor.run(agent, "go", run_id="r"))
     begun = await _fill_threads(ledger)
-    execution = host.executor.get_run("r")
+    execution = host.executor.get_attempt("r")
     assert execution is not None
     execution.stop(RunCancelled("run r was cancelled"))
     with pytest.raises(RunCancelled):

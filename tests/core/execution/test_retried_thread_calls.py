@@ -20,7 +20,7 @@ from holdfast.core.agents.tool_context import current_call
 from holdfast.core.agents.tool_threads import MAX_TOOL_THREADS, THREAD_NAME
 from holdfast.core.errors import Shutdown
 from holdfast.core.execution.executor import Executor
-from holdfast.core.execution.shutdown import BLOCKED_TOOL_TIMEOUT
+from holdfast.core.execution.stop import BLOCKED_TOOL_TIMEOUT
 from holdfast.core.run.messages import Reply
 from holdfast.testing.manual_clock import ManualClock
 

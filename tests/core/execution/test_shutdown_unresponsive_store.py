@@ -18,7 +18,7 @@ from holdfast.core.agents.agent import Agent
 from holdfast.core.agents.tool import tool
 from holdfast.core.agents.tool_context import current_call
 from holdfast.core.errors import Shutdown, ShuttingDown
-from holdfast.core.execution.shutdown import BLOCKED_TOOL_TIMEOUT
+from holdfast.core.execution.stop import BLOCKED_TOOL_TIMEOUT
 from holdfast.core.ports import Ports
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import Message, Reply

@@ -13,8 +13,9 @@ from holdfast.checkpoint.journal import EntryKind
 from holdfast.core.agents.agent import Agent, Bounds
 from holdfast.core.agents.tool import ToolSchema, tool
 from holdfast.core.errors import PayloadError, RunParked, Shutdown
-from holdfast.core.execution.attempt import RunExecution
+from holdfast.core.execution.attempt import Attempt
 from holdfast.core.execution.executor import Executor
+from holdfast.core.execution.step import take_messages
 from holdfast.core.ports import Ports
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import Message, Reply, System, ToolResult, User
@@ -32,7 +33,7 @@ async def test_a_message_is_steered_in_between_two_steps() -> None:
 
     @tool(effect="pure")
     async def hint() -> str:
-        execution = executor.get_run("r")
+        execution = executor.get_attempt("r")
         assert execution is not None
         execution.nudge("mind the gap")
         execution.nudge("and the doors")
@@ -52,7 +53,7 @@ async def test_a_message_that_cannot_be_stored_is_refused_and_the_run_goes_on() 
 
     @tool(effect="pure")
     async def hint() -> str:
-        execution = host.executor.get_run("r")
+        execution = host.executor.get_attempt("r")
         assert execution is not None
         execution.nudge("hurry up")
         with pytest.raises(PayloadError, match="cannot be stored"):
@@ -68,7 +69,7 @@ async def test_a_message_that_comes_with_the_answer_is_answered_too() -> None:
     executor = Executor()
 
     async def first(messages: Sequence[Message]) -> Reply:
-        execution = executor.get_run("r")
+        execution = executor.get_attempt("r")
         assert execution is not None
         execution.nudge("one more thing")
         return Reply(text="done")
@@ -84,7 +85,7 @@ async def test_a_steered_message_survives_a_resume_once_its_step_is_saved() -> N
 
     @tool(effect="pure")
     async def hint() -> None:
-        execution = host.executor.get_run("r")
+        execution = host.executor.get_attempt("r")
         assert execution is not None
         execution.nudge("mind the gap")
 
@@ -106,7 +107,7 @@ async def test_what_no_step_took_before_a_shutdown_is_said_in_the_next_life_and_
 
     @tool(effect="pure")
     async def hint() -> None:
-        execution = host.executor.get_run("r")
+        execution = host.executor.get_attempt("r")
         assert execution is not None
         execution.nudge("mind the gap")
         execution.nudge("and the doors")
@@ -132,7 +133,7 @@ async def test_what_came_with_the_answer_is_answered_in_the_next_life() -> None:
     host = SimulatedHost()
 
     async def answers(messages: Sequence[Message]) -> Reply:
-        execution = host.executor.get_run("r")
+        execution = host.executor.get_attempt("r")
         assert execution is not None
         execution.nudge("one more thing")
         execution.stop_state.draining = True
@@ -160,7 +161,7 @@ async def test_what_a_step_had_begun_to_take_when_it_was_stopped_is_not_lost(whe
 
     @tool(effect="pure")
     async def hint() -> None:
-        execution = host.executor.get_run("r")
+        execution = host.executor.get_attempt("r")
         assert execution is not None
         execution.nudge("mind the gap")
 
@@ -185,11 +186,11 @@ class BudgetThatParks:
 
 async def test_what_stops_a_run_before_its_step_does_not_take_what_was_steered_in() -> None:
     executor = Executor(Ports(budget=BudgetThatParks()))
-    steered: list[RunExecution] = []
+    steered: list[Attempt] = []
 
     @tool(effect="pure")
     async def hint() -> None:
-        execution = executor.get_run("r")
+        execution = executor.get_attempt("r")
         assert execution is not None
         execution.nudge("mind the gap")
         steered.append(execution)
@@ -198,12 +199,12 @@ async def test_what_stops_a_run_before_its_step_does_not_take_what_was_steered_i
         await executor.run(
             Agent(name="a", model=ScriptedModel(tool_reply(call("1", "hint"))), tools=[hint]), "go", run_id="r"
         )
-    assert steered[0].messages.take() == ["mind the gap"]
+    assert take_messages(steered[0]) == ["mind the gap"]
 
 
 async def test_a_run_that_is_not_live_cannot_be_steered() -> None:
     executor = Executor()
-    assert executor.get_run("r") is None
+    assert executor.get_attempt("r") is None
     assert executor.active_run_ids == frozenset()
 
 

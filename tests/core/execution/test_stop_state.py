@@ -4,16 +4,22 @@ import itertools
 
 import pytest
 
+from holdfast.clock import SYSTEM_CLOCK
 from holdfast.core.agents.agent import Agent
 from holdfast.core.execution.native_loop import NATIVE_LOOP, get_loop
-from holdfast.core.execution.stop_state import StopCause, StopState
+from holdfast.core.execution.stop import StopCause, StopState
 from holdfast.core.run.info import AgentDetails, RunInfo
+from holdfast.core.run.state import RunState
 
 CAUSES = [StopCause.CALL_FAILED, StopCause.CALL_INTERRUPTED, StopCause.STOPPED]
 
 
+def make_stop_state() -> StopState:
+    return StopState("r", RunState(), SYSTEM_CLOCK)
+
+
 def test_a_run_that_continues_has_no_cause_and_no_error() -> None:
-    state = StopState()
+    state = make_stop_state()
     assert (state.cause, state.error, state.is_stopped) == (StopCause.NONE, None, False)
 
 
@@ -21,7 +27,7 @@ def test_a_run_that_continues_has_no_cause_and_no_error() -> None:
 def test_a_stronger_cause_replaces_a_weaker_one_and_the_first_of_equal_ones_stands(
     first: StopCause, second: StopCause
 ) -> None:
-    state, one, two = StopState(), ValueError("first"), ValueError("second")
+    state, one, two = make_stop_state(), ValueError("first"), ValueError("second")
     assert state.record(first, one)
     assert state.record(second, two) is (second > first)
     assert (state.cause, state.error) == ((second, two) if second > first else (first, one))

@@ -55,7 +55,7 @@ async def test_a_run_is_not_left_to_others_while_a_thread_of_it_still_works(alon
     await thread.begun.wait()
     shutdown = asyncio.create_task(host.executor.shutdown(GRACE))
     await clock.advance(GRACE)
-    execution = host.executor.get_run("r")
+    execution = host.executor.get_attempt("r")
     assert execution is not None
     assert isinstance(execution.stop_state.error, Shutdown)
     assert await host.get_statuses() == {"r": RunStatus.RUNNING}
@@ -77,7 +77,7 @@ async def test_a_run_that_is_ended_does_not_wait_for_its_threads() -> None:
     agent = Agent(name="a", model=ScriptedModel(tool_reply(call("1", "send"))), tools=[thread.tool])
     run = asyncio.create_task(host.executor.run(agent, "go", run_id="r"))
     await thread.begun.wait()
-    execution = host.executor.get_run("r")
+    execution = host.executor.get_attempt("r")
     assert execution is not None
     execution.kill("it hangs")
     with pytest.raises(RunKilled):

@@ -165,7 +165,7 @@ async def test_a_caller_that_is_cancelled_while_the_host_shuts_down_sees_its_can
 
     run = asyncio.create_task(host.executor.run(Agent(name="a", model=model), "go", run_id="r", on_cancel="cancel"))
     await begun.wait()
-    execution = host.executor.get_run("r")
+    execution = host.executor.get_attempt("r")
     assert execution is not None
     execution.stop(Shutdown("the host goes down"))
     run.cancel()

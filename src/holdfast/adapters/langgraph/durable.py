@@ -113,7 +113,7 @@ class LangGraphLoop:
             except GraphRecursionError:
                 raise StepsExceeded(context.run_id, context.profile.bounds.max_steps) from None
             except Exception as exc:  # of a node, which may raise anything: a transient one is a model's
-                await context.model_retries.on_error(exc)
+                await context.model_calls.on_error(exc)
 
     async def _run_once(self, context: StepContext) -> Any:
         if context.begins:
@@ -146,7 +146,7 @@ class LangGraphLoop:
         if not sent or (state.next and not waits_for_input):
             return None
         if state.created_at is None:
-            return self._make_first_input(context.run.info, sent)
+            return self._make_first_input(context.attempt.info, sent)
         return {_MESSAGES: [HumanMessage(text) for text in sent]}
 
     async def _refuse_removed_nodes(self, graph: Graph, saver: RunSaver, context: StepContext) -> None:
@@ -173,7 +173,7 @@ class LangGraphLoop:
         events: Any = graph.astream(
             given,
             limit_model_calls(_make_config(context), context),
-            context=None if make_context is None else make_context(context.run.info),
+            context=None if make_context is None else make_context(context.attempt.info),
             stream_mode=["values", *self._options.streams],
             subgraphs=True,
             durability="sync",

@@ -1,15 +1,13 @@
 """Interrupts of a graph as waiting calls of a run."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 from langgraph.types import Interrupt
 
 from holdfast.adapters.langgraph.graph_stream import to_plain_data
-from holdfast.core.agents.calls import Effect
-from holdfast.core.execution.calls import CallRequest
+from holdfast.core.agents.calls import CallRequest, Effect
 from holdfast.core.execution.step import StepContext
 from holdfast.core.execution.waits import WAITING
 from holdfast.core.run.waiting import WaitKind
@@ -42,7 +40,7 @@ class Interrupts:
         if not answers:
             raise self._context.waits.make_error()
         # The write that consumes the answers comes before the nodes that read them.
-        await self._context.run.saver.save(must_succeed=True)
+        await self._context.attempt.saver.save(must_succeed=True)
         return answers
 
     def find_answer(self, interrupt_id: str, value: Any) -> Any:
@@ -60,7 +58,11 @@ class Interrupts:
         waits = self._context.waits
         wait = waits.get(question.call_id)
         if wait is None:
-            wait = waits.add(self._context.calls.make_context(question), question.kind, reason=question.reason)
+            wait = waits.add(
+                self._context.tool_calls.make_context(question.call_id, question.tool, question.arguments),
+                question.kind,
+                reason=question.reason,
+            )
         answer = waits.resolve(question, wait)
         if answer is WAITING:
             return WAITING
@@ -77,14 +79,24 @@ class _Answer(msgspec.Struct, frozen=True):
 _APPROVE = {"type": "approve"}
 
 
-@dataclass(slots=True, kw_only=True)
 class _Question(CallRequest):
     """A question, or a call that needs an approval, as a call whose result is the answer."""
 
-    kind: WaitKind = "question"
-    reason: str = ""
+    def __init__(self, call_id: str, tool: str, arguments: Any, *, kind: WaitKind, reason: str) -> None:
+        super().__init__(call_id=call_id, tool=tool, arguments=arguments, effect=Effect.PURE)
+        self.kind: WaitKind = kind
+        self.reason = reason
 
-    def replace_arguments(self, arguments: Any) -> Any:
+    def execute(self) -> Any:
+        raise AssertionError("an interrupt is answered, not called")
+
+    def error_result(self, text: str) -> _Answer:
+        return _Answer({"type": "reject", "message": text})
+
+    def reconciled_result(self, value: Any) -> _Answer:
+        return _Answer(value)
+
+    def replace_arguments(self, arguments: Any) -> _Answer:
         """Return an approval of the call with other arguments."""
         return _Answer({"type": "edit", "edited_action": {"name": self.tool, "args": arguments}})
 
@@ -130,35 +142,8 @@ def _make_decisions(answers: list[Any]) -> Any:
 
 
 def _make_question(call_id: str, value: Any) -> _Question:
-    return _Question(
-        call_id=call_id,
-        tool=INTERRUPT,
-        arguments=value,
-        reason=str(value),
-        effect=Effect.PURE,
-        execute=_refuse,
-        error_result=_reject,
-        reconciled_result=_Answer,
-    )
+    return _Question(call_id, INTERRUPT, value, kind="question", reason=str(value))
 
 
 def _make_approval(call_id: str, action: dict[str, Any]) -> _Question:
-    return _Question(
-        call_id=call_id,
-        tool=action["name"],
-        arguments=action["args"],
-        kind="approval",
-        reason=action.get("description", ""),
-        effect=Effect.PURE,
-        execute=_refuse,
-        error_result=_reject,
-        reconciled_result=_Answer,
-    )
-
-
-def _reject(text: str) -> _Answer:
-    return _Answer({"type": "reject", "message": text})
-
-
-async def _refuse() -> Any:
-    raise AssertionError("an interrupt is answered, not called")
+    return _Question(call_id, action["name"], action["args"], kind="approval", reason=action.get("description", ""))

@@ -12,7 +12,7 @@ from langchain_core.runnables import RunnableConfig
 
 from holdfast.adapters.langgraph.node_calls import RunStopped
 from holdfast.core.errors import RunError
-from holdfast.core.execution.model_gate import ModelGate
+from holdfast.core.execution.model_calls import ModelCalls
 from holdfast.core.execution.step import StepContext
 from holdfast.core.ports import RatePermit
 
@@ -21,9 +21,9 @@ _T = TypeVar("_T")
 
 def limit_model_calls(config: RunnableConfig, context: StepContext) -> RunnableConfig:
     """Return a configuration under which models wait for their permits, if the App has provider limits."""
-    if context.run.ports.rate_limiter is None:
+    if context.attempt.services.ports.rate_limiter is None:
         return config
-    return {**config, "callbacks": [_ModelCallHandler(context.model_gate)]}
+    return {**config, "callbacks": [_ModelCallHandler(context.model_calls)]}
 
 
 class _ModelCallHandler(AsyncCallbackHandler):
@@ -32,7 +32,7 @@ class _ModelCallHandler(AsyncCallbackHandler):
     raise_error = True
     run_inline = True
 
-    def __init__(self, gate: ModelGate) -> None:
+    def __init__(self, gate: ModelCalls) -> None:
         self._gate, self._loop = gate, asyncio.get_running_loop()
         #: Permits of the calls in progress, by LangChain's id.
         self._permits: dict[UUID, RatePermit | None] = {}

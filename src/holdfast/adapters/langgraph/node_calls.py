@@ -7,8 +7,8 @@ import hashlib
 import itertools
 from collections.abc import Awaitable, Callable, Iterable
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any, Literal, cast
 
 from langchain_core.messages import ToolCall as LangChainToolCall
 from langchain_core.messages import ToolMessage
@@ -23,11 +23,11 @@ from holdfast.adapters.langgraph.entries import CallInterrupted, GraphCallLog, G
 from holdfast.adapters.langgraph.graph_stream import to_plain_data
 from holdfast.adapters.langgraph.interrupts import Interrupts
 from holdfast.adapters.tool_policies import PURE, ToolPolicies, find_policy
-from holdfast.core.agents.calls import Effect
+from holdfast.core.agents.calls import CallRequest
+from holdfast.core.agents.retry import Retry
 from holdfast.core.agents.tool import ToolPolicy
 from holdfast.core.errors import DefinitionError, PayloadError, RunError
 from holdfast.core.execution.call_retries import retry_call
-from holdfast.core.execution.calls import CallRequest
 from holdfast.core.execution.step import StepContext
 from holdfast.core.execution.waits import WAITING, StillWaiting
 from holdfast.core.json_value import to_json_value
@@ -51,11 +51,41 @@ class RunStopped(GraphBubbleUp):
         self.error = error
 
 
-@dataclass(slots=True, kw_only=True)
 class _GraphCall(CallRequest):
     """A call of a `ToolNode`."""
 
-    request: ToolCallRequest
+    def __init__(
+        self, node_calls: "NodeCalls", call_id: str, request: ToolCallRequest, policy: ToolPolicy, make: Execute
+    ) -> None:
+        arguments = to_json_value(request.tool_call["args"], "the arguments of a call")
+        super().__init__(
+            call_id=call_id,
+            tool=request.tool_call["name"],
+            arguments=arguments,
+            effect=policy.effect,
+            reconcile=policy.reconcile,
+            in_doubt=policy.in_doubt,
+            approval=policy.request_approval(arguments),
+        )
+        self._node_calls, self._retry = node_calls, policy.retry
+        self.request = request
+        #: Calls the tool.
+        self.make = make
+
+    async def execute(self) -> Any:
+        value = await self._node_calls.execute(self, self._retry)
+        return WAITING if value is WAITING else self._node_calls.encode(self, value)
+
+    def error_result(self, text: str) -> GraphCallResult:
+        return self._encode_message(text, status="error")
+
+    def reconciled_result(self, value: Any) -> GraphCallResult:
+        content = value if isinstance(value, str) else to_json_value(value, "the result of a call")
+        return self._encode_message(content, status="success")
+
+    def _encode_message(self, content: Any, status: Literal["success", "error"]) -> GraphCallResult:
+        message = ToolMessage(content, name=self.tool, tool_call_id=self.request.tool_call["id"], status=status)
+        return self._node_calls.encode(self, message)
 
     def replace_arguments(self, arguments: Any) -> Any:
         """Make the call with the arguments that a person approved."""
@@ -63,6 +93,9 @@ class _GraphCall(CallRequest):
         tool_call = {**self.request.tool_call, "args": self.arguments}
         self.request = self.request.override(tool_call=cast(LangChainToolCall, tool_call))
         return None
+
+    def is_error(self, result: Any) -> bool:
+        return isinstance(result, GraphCallResult) and result.error
 
 
 class NodeCalls:
@@ -81,8 +114,6 @@ class NodeCalls:
         self._asked = log.asked
         #: The tasks that make the calls of the current step, by call id.
         self._tasks = log.tasks
-        #: The calls of the current step that this process has announced.
-        self._announced: dict[str, _GraphCall] = {}
         self._step = context.state.steps
         self._arrived: list[_GraphCall] = []
         #: The calls that are announced or made.
@@ -100,7 +131,8 @@ class NodeCalls:
             RunStopped: the run has to end here.
         """
         try:
-            call = self._make_call(request, execute)
+            call_id = self._make_call_id(request)
+            call = _GraphCall(self, call_id, request, self._get_policy(request, call_id), execute)
             result = await self._make(call)
         except RunError as exc:
             raise RunStopped(exc) from exc
@@ -113,7 +145,7 @@ class NodeCalls:
         self._under_way.add(ended)
         try:
             await self._announce(call)
-            result = await self._context.calls.try_execute(call)
+            result = await self._context.tool_calls.try_execute(call)
         finally:
             self._under_way.discard(ended)
             ended.set_result(None)
@@ -123,60 +155,30 @@ class NodeCalls:
             raise self._context.waits.make_error()
         return cast(GraphCallResult, result)
 
-    def _make_call(self, request: ToolCallRequest, execute: Execute) -> _GraphCall:
-        name, call_id = request.tool_call["name"], self._make_call_id(request)
+    def encode(self, call: _GraphCall, value: Any) -> GraphCallResult:
+        """Return what a `ToolNode` gets for the call as an entry."""
+        return encode_result(self._serde, call.call_id, call.tool, value)
 
-        def encode(value: Any) -> GraphCallResult:
-            return encode_result(self._serde, call_id, name, value)
+    async def execute(self, call: _GraphCall, retry: Retry | None) -> Any:
+        """Return what the tool returns, or `WAITING`."""
+        if retry is None:
+            return await self._execute(call)
+        start = functools.partial(self._execute, call)
+        attempt = self._context.attempt
+        return await retry_call(attempt, retry, call.tool, call.call_id, start, outcomes=(GraphBubbleUp,))
 
-        def explain(text: str) -> GraphCallResult:
-            return encode(ToolMessage(text, name=name, tool_call_id=request.tool_call["id"], status="error"))
-
-        def reconcile(value: Any) -> GraphCallResult:
-            content = value if isinstance(value, str) else to_json_value(value, "the result of a call")
-            return encode(ToolMessage(content, name=name, tool_call_id=request.tool_call["id"]))
-
-        policy = self._get_policy(request, call_id)
-
-        async def make() -> Any:
-            start = functools.partial(self._execute, call, execute)
-            if policy.retry is None:
-                value = await start()
-            else:
-                value = await retry_call(
-                    self._context.run, policy.retry, name, call_id, start, outcomes=(GraphBubbleUp,)
-                )
-            return WAITING if value is WAITING else encode(value)
-
-        arguments = to_json_value(request.tool_call["args"], "the arguments of a call")
-        call = _GraphCall(
-            request=request,
-            call_id=call_id,
-            tool=name,
-            arguments=arguments,
-            effect=policy.effect,
-            execute=make,
-            error_result=explain,
-            reconciled_result=reconcile,
-            reconcile=policy.reconcile,
-            in_doubt=policy.in_doubt,
-            is_error=_is_error,
-            approval=policy.request_approval(arguments),
-        )
-        return call
-
-    async def _execute(self, call: _GraphCall, execute: Execute) -> Any:
+    async def _execute(self, call: _GraphCall) -> Any:
         """Execute a call, with the answers to what its tool has asked. Return `WAITING` if one of them is missing."""
         asked = self._asked.get(call.call_id, ())
         answers = [self._find_answer(call, number, value) for number, value in enumerate(asked)]
         if WAITING in answers:
             return self._suspend(call, asked)
         if answers:  # the write that consumes them comes before the tool that reads them
-            await self._context.run.saver.save(must_succeed=True)
+            await self._context.attempt.saver.save(must_succeed=True)
         counter = itertools.count()
         _answer_interrupts(call.request, answers, counter.__next__)
         try:
-            return await execute(call.request)
+            return await call.make(call.request)
         except GraphBubbleUp as exc:
             if isinstance(exc, GraphInterrupt) and next(counter) > len(answers):
                 return self._suspend(call, (*asked, to_plain_data(exc.args[0][0].value)))
@@ -213,7 +215,7 @@ class NodeCalls:
         """
         if self._step != self._context.state.steps:
             self._step = self._context.state.steps
-            self._tasks, self._announced, self._unresolved, self._asked = {}, {}, set(), {}
+            self._tasks, self._unresolved, self._asked = {}, set(), {}
         call_id, task = str(request.tool_call["id"]), _get_task(request)
         if self._tasks.setdefault(call_id, task) == task:
             return call_id
@@ -241,9 +243,8 @@ class NodeCalls:
     async def _announce_calls(self, calls: list[_GraphCall]) -> None:
         context = self._context
         self._refuse_removed_tools(calls)
-        started = [*self._announced]
         new = [call for call in calls if call.call_id not in self._unresolved]
-        context.calls.add_approvals(new)
+        context.tool_calls.add_approvals(new)
         if new:
             context.state.history.append(
                 ReplyEntry(
@@ -254,12 +255,10 @@ class NodeCalls:
                     unknown=tuple(call.call_id for call in new if call.request.tool is None),
                 )
             )
-        self._announced.update((call.call_id, call) for call in calls)
-        resumed = len(new) < len(calls)
-        if resumed and any(call.effect is Effect.ONCE for call in new):
-            await context.run.saver.save(must_succeed=True)
-        known = {*started, *(call.call_id for call in new)} if resumed else {*started}
-        await context.calls.announce([*self._announced.values()], resumed=resumed, not_started=known)
+        if old := {call.call_id: call.effect for call in calls if call.call_id in self._unresolved}:
+            await context.tool_calls.announce(old, resumed=True)
+        if new:
+            await context.tool_calls.announce({call.call_id: call.effect for call in new})
 
     def _refuse_removed_tools(self, calls: Iterable[_GraphCall]) -> None:
         """Apply the agent's policy to calls that an earlier process announced, and whose tool a deploy has removed."""
@@ -300,10 +299,6 @@ def _answer_interrupts(request: ToolCallRequest, answers: list[Any], count: Call
 
 def _get_task(request: ToolCallRequest) -> str:
     return str(request.runtime.config.get("configurable", {}).get("checkpoint_ns", ""))
-
-
-def _is_error(result: Any) -> bool:
-    return isinstance(result, GraphCallResult) and result.error
 
 
 async def record_tool_call(request: ToolCallRequest, execute: Execute) -> Any:

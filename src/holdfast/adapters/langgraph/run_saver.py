@@ -85,7 +85,7 @@ class RunSaver(HoldfastSaver):
         """Store a checkpoint. One of the graph itself ends a step."""
         stored = await super()._put(config, checkpoint, metadata, new_versions)
         if not self._ends_step(get_thread(config)[1], metadata):
-            await self._context.run.saver.save()
+            await self._context.attempt.saver.save()
             return stored
         state = self._context.state
         state.history.extend(state.results.values())
@@ -112,7 +112,7 @@ class RunSaver(HoldfastSaver):
             self._count_usage(reply)
             if reply.text:
                 self._context.state.history.append(ReplyEntry(text=str(reply.text)))
-        await self._context.run.saver.save()
+        await self._context.attempt.saver.save()
         if (
             get_thread(config)[1] == ""
         ):  # a subgraph takes several steps within one of the run: their replies are not its
@@ -141,7 +141,7 @@ class RunSaver(HoldfastSaver):
                 requests=1,
             )
         )
-        self._context.model_retries.on_reply()
+        self._context.model_calls.on_reply()
 
 
 def _starts_turn(history: Iterable[Any]) -> bool:

@@ -16,6 +16,7 @@ from openai.types.responses import ResponseFunctionToolCall
 from holdfast.adapters.openai_agents.function_calls import FunctionCall, HandoffCall, HoldfastCall, SDKCall
 from holdfast.adapters.openai_agents.message_codec import SDKReply, ToolOutput
 from holdfast.adapters.tool_policies import ONCE, PURE, ToolPolicies, find_policy
+from holdfast.core.agents.calls import Effect
 from holdfast.core.agents.tool import Tool as HoldfastTool
 from holdfast.core.agents.tool import ToolPolicy
 from holdfast.core.errors import InvalidReply
@@ -87,8 +88,8 @@ class SDKBatch:
     async def open(self) -> None:
         """Announce the calls that were prepared. Their reply is in the history. Once this returns they may be made."""
         if self._calls:
-            self._context.calls.add_approvals(self._calls.values())
-            await self._context.calls.announce(list(self._calls.values()))
+            self._context.tool_calls.add_approvals(self._calls.values())
+            await self._context.tool_calls.announce(self._get_effects())
 
     async def resume(
         self, reply: SDKReply, items: Sequence[ResponseFunctionToolCall], kit: Toolkit, agent: Agent[Any]
@@ -104,11 +105,14 @@ class SDKBatch:
                     # The SDK itself asks for an approval of arguments that it cannot parse.
                     self._sdk_context.approve_tool(ToolApprovalItem(agent=agent, raw_item=item, tool_name=item.name))
         if self._calls:
-            await self._context.calls.announce(list(self._calls.values()), resumed=True)
+            await self._context.tool_calls.announce(self._get_effects(), resumed=True)
 
     def reopen(self, final_outputs: dict[str, ToolOutput]) -> None:
         """Return these results: an earlier process has made all calls of the reply."""
         self._final_outputs = final_outputs
+
+    def _get_effects(self) -> dict[str, Effect]:
+        return {call.call_id: call.effect for call in self._calls.values()}
 
     def _make_calls(self, items: Sequence[ResponseFunctionToolCall], kit: Toolkit) -> dict[str, SDKCall]:
         calls: dict[str, SDKCall] = {}
@@ -125,10 +129,10 @@ class SDKBatch:
         handoff: Handoff[Any, Any] | None,
     ) -> SDKCall:
         if isinstance(tool, HoldfastTool):
-            return HoldfastCall(item, tool, self._context.run)
+            return HoldfastCall(item, tool, self._context.attempt)
         if tool is not None:
             policy = find_policy(self._policies, tool.name, tool)
-            return FunctionCall(item, tool, policy, self._context.run, self._count_nested_usage)
+            return FunctionCall(item, tool, policy, self._context.attempt, self._count_nested_usage)
         if handoff is not None:
             made = handoff.on_invoke_handoff
             assert isinstance(made, _Recorded), "the handoffs of executed agents are wrapped"
@@ -226,7 +230,7 @@ class SDKBatch:
     async def _make(self, call: SDKCall) -> ToolOutput:
         """Make a call in a task of its own, which continues if the SDK cancels the call because another one waits."""
         await self._format_denial(call)
-        task = asyncio.create_task(self._context.calls.try_execute(call))
+        task = asyncio.create_task(self._context.tool_calls.try_execute(call))
         self._tasks.add(task)
         try:
             output = await asyncio.shield(task)
@@ -235,8 +239,8 @@ class SDKBatch:
                 task.cancel()
             raise
         except Exception as exc:
-            self._context.run.record_call_error(exc)
-            if self._context.run.is_resumable_after(exc):
+            self._context.attempt.stop_state.record_call_error(exc)
+            if self._context.attempt.stop_state.is_resumable_after(exc):
                 self.error = self.error or exc
             raise
         if output is WAITING:

@@ -107,7 +107,7 @@ class OpenAIAgentsLoop:
                 forget_active_agent(context.state)  # of an earlier phase
             await context.start([Input(items=_make_prompt_items(context))])
         async with AsyncExitStack() as stack:
-            user_context = await _make_context(self._options.context, context.run.info, stack)
+            user_context = await _make_context(self._options.context, context.attempt.info, stack)
             answered = False
             while True:
                 attempt = SDKRunner(context, self._graph, self._options, user_context, answered=answered)

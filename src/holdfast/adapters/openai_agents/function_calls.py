@@ -13,13 +13,13 @@ from agents.tool_context import ToolContext
 from openai.types.responses import ResponseFunctionToolCall
 
 from holdfast.adapters.openai_agents.message_codec import ToolOutput, make_output, parse_arguments
-from holdfast.core.agents.calls import Effect
+from holdfast.core.agents.calls import CallRequest, Effect
 from holdfast.core.agents.tool import Tool, ToolPolicy
 from holdfast.core.errors import ToolFailed, format_error
-from holdfast.core.execution.attempt import RunExecution
-from holdfast.core.execution.call_retries import call_tool, retry_call
+from holdfast.core.execution.attempt import Attempt
+from holdfast.core.execution.call_retries import await_thread, call_tool, retry_call
 from holdfast.core.json_value import to_json_value
-from holdfast.core.run.waiting import ApprovalRequest, Deferred, Suspend
+from holdfast.core.run.waiting import Deferred, Suspend
 
 #: A tool made by `function_tool` turns its exceptions into text for the model, as its failure function says.
 _DECORATED = "__agents_bind_function_tool__"
@@ -27,24 +27,24 @@ _DECORATED = "__agents_bind_function_tool__"
 _SYNC = "__agents_sync_function_tool__"
 
 
-class SDKCall:
+class SDKCall(CallRequest):
     """A call that a reply asks for. Without a tool it cannot be made."""
 
     def __init__(self, item: ResponseFunctionToolCall, policy: ToolPolicy) -> None:
-        self.call_id, self.tool = item.call_id, item.name
-        self.arguments = parse_arguments(item.arguments)
-        self.effect, self.reconcile, self.in_doubt = policy.effect, policy.reconcile, policy.in_doubt
-        self.approval: ApprovalRequest | None = None
+        # Never in a thread of ours: the SDK has threads of its own.
+        super().__init__(
+            call_id=item.call_id,
+            tool=item.name,
+            arguments=parse_arguments(item.arguments),
+            effect=policy.effect,
+            reconcile=policy.reconcile,
+            in_doubt=policy.in_doubt,
+        )
         #: What the model reads if a person has denied the call, in place of the usual text.
         self.denial: str | None = None
-        #: The SDK has threads of its own.
-        self.in_thread = False
 
     async def execute(self) -> Any:
         return self.error_result(f"There is no tool {self.tool!r}.")
-
-    def replace_arguments(self, arguments: Any) -> Any:
-        return self.error_result("The arguments of this call cannot be replaced. The tool was not called.")
 
     def error_result(self, text: str) -> ToolOutput:
         return ToolOutput(call_id=self.call_id, tool=self.tool, value=self.denial or text, error=True)
@@ -64,7 +64,7 @@ class FunctionCall(SDKCall):
         item: ResponseFunctionToolCall,
         tool: FunctionTool,
         policy: ToolPolicy,
-        run: RunExecution,
+        attempt: Attempt,
         count_usage: Callable[[], None],
     ) -> None:
         """Make a call.
@@ -73,7 +73,7 @@ class FunctionCall(SDKCall):
             count_usage: counts what agents within the tool have used, together with its result.
         """
         super().__init__(item, policy)
-        self._tool, self._policy, self._run, self._count_usage = tool, policy, run, count_usage
+        self._tool, self._policy, self._attempt, self._count_usage = tool, policy, attempt, count_usage
         if isinstance(self.arguments, dict):
             self.approval = policy.request_approval(self.arguments)
         self._input = item.arguments
@@ -99,12 +99,12 @@ class FunctionCall(SDKCall):
         return make_output(self.call_id, self.tool, value, typed=self._tool.output_json_schema is not None)
 
     async def execute(self) -> Any:
-        run, policy = self._run, self._policy
+        policy = self._policy
         try:
             work = (
-                self._attempt()
+                self._start()
                 if policy.retry is None
-                else retry_call(run, policy.retry, self.tool, self.call_id, self._attempt)
+                else retry_call(self._attempt, policy.retry, self.tool, self.call_id, self._start)
             )
             returned = await work
         except Exception as exc:  # user code may raise anything
@@ -116,20 +116,20 @@ class FunctionCall(SDKCall):
         self.returned = returned
         return self.reconciled_result(returned)
 
-    def _attempt(self) -> Awaitable[Any]:
+    def _start(self) -> Awaitable[Any]:
         assert self._context is not None, "the SDK invokes a tool with a context"
         invocation = invoke_function_tool(
             function_tool=_let_errors_pass(self._tool), context=self._context, arguments=self._input
         )
         # The thread of a sync function cannot be cancelled.
-        return self._run.await_uninterruptible(invocation) if self._is_sync else invocation
+        return await_thread(self._attempt, invocation) if self._is_sync else invocation
 
     async def _handle_error(self, error: Exception) -> ToolOutput:
         """Return the text that the model gets for an error of the tool, or raise the error if it ends the run."""
-        run = self._run
+        stop = self._attempt.stop_state
         if (
             isinstance(error, Suspend)
-            or run.is_resumable_after(error)
+            or stop.is_resumable_after(error)
             or not hasattr(self._tool.on_invoke_tool, _DECORATED)
         ):
             raise error
@@ -139,7 +139,7 @@ class FunctionCall(SDKCall):
         )
         if text is None:  # its author wants errors to end the run
             raise error
-        if run.is_stopping and not self._is_sync:
+        if stop.is_stopping and not self._is_sync:
             raise asyncio.CancelledError  # an exception from a call that the run cancelled is no result
         return self.error_result(text)
 
@@ -158,9 +158,9 @@ def _let_errors_pass(tool: FunctionTool) -> FunctionTool:
 class HoldfastCall(SDKCall):
     """A call of a tool of holdfast, such as another agent or a skill."""
 
-    def __init__(self, item: ResponseFunctionToolCall, tool: Tool, run: RunExecution) -> None:
+    def __init__(self, item: ResponseFunctionToolCall, tool: Tool, attempt: Attempt) -> None:
         super().__init__(item, tool.policy)
-        self._tool, self._run, self.in_thread = tool, run, tool.in_thread
+        self._tool, self._attempt, self.in_thread = tool, attempt, tool.in_thread
         try:
             self.approval = tool.policy.request_approval(tool.check(self.arguments))
         except ValueError:
@@ -171,18 +171,18 @@ class HoldfastCall(SDKCall):
         return None
 
     async def execute(self) -> Any:
-        tool, run = self._tool, self._run
+        tool, stop = self._tool, self._attempt.stop_state
         try:
             tool.check(self.arguments)
         except ValueError as exc:
             return self.error_result(f"The arguments do not fit: {exc}. The tool was not called.")
         try:
-            # Checked again for each attempt: the tool may have changed the arguments of an earlier one.
-            returned = await call_tool(run, tool, self.call_id, lambda: tool.call(tool.check(self.arguments)))
+            # Checked again for each try: the tool may have changed the arguments of an earlier one.
+            returned = await call_tool(self._attempt, tool, self.call_id, lambda: tool.call(tool.check(self.arguments)))
         except Exception as exc:  # user code may raise anything
-            if isinstance(exc, Suspend) or run.is_resumable_after(exc):
+            if isinstance(exc, Suspend) or stop.is_resumable_after(exc):
                 raise
-            if run.is_stopping and not tool.in_thread:
+            if stop.is_stopping and not tool.in_thread:
                 raise asyncio.CancelledError from exc
             if tool.on_error == "raise":
                 raise ToolFailed(tool.name, exc) from exc

@@ -17,10 +17,10 @@ from openai.types.responses import (
     ResponseUsage,
 )
 
-from holdfast.core.agents.tool_context import ReplyStream
+from holdfast.core.execution.step import StepContext
 
 
-async def read_stream(events: AsyncIterator[TResponseStreamEvent], reply: ReplyStream) -> ModelResponse:
+async def read_stream(events: AsyncIterator[TResponseStreamEvent], reply: StepContext) -> ModelResponse:
     """Return the response once it is complete.
 
     Raises:
@@ -82,7 +82,7 @@ class ReplyRecorder(Protocol):
 class ModelRecorder:
     """Wraps models and providers for one attempt of a run."""
 
-    def __init__(self, replies: ReplyRecorder, draft: ReplyStream | None) -> None:
+    def __init__(self, replies: ReplyRecorder, draft: StepContext | None) -> None:
         """Record with `replies`. With a draft, models are asked for streams, whose text goes there."""
         self._replies, self._draft = replies, draft
 
@@ -109,7 +109,7 @@ class _RecordedProvider(ModelProvider):
 class _RecordedModel(Model):
     """Asks another model unless the reply is recorded. With a draft, it asks for the reply as a stream."""
 
-    def __init__(self, model: Model, name: str, replies: ReplyRecorder, draft: ReplyStream | None) -> None:
+    def __init__(self, model: Model, name: str, replies: ReplyRecorder, draft: StepContext | None) -> None:
         self._model, self._replies, self._draft = model, replies, draft
         self._name = name or str(getattr(model, "model", ""))
 

@@ -226,7 +226,7 @@ class SDKRunner:
         return response
 
     async def _ask_within_tool(self, ask: Ask, model: str) -> ModelResponse:
-        gate = self._context.model_gate
+        gate = self._context.model_calls
         permit = await gate.acquire(model)
         try:
             response = await ask()
@@ -239,9 +239,9 @@ class SDKRunner:
         return response
 
     async def _ask_until_reply(self, ask: Ask, model: str) -> ModelResponse:
-        retries = self._context.model_retries
+        retries = self._context.model_calls
         while True:
-            await self._context.model_gate.enter(model)
+            await self._context.model_calls.enter(model)
             try:
                 response = await ask()
             except Exception as exc:  # a provider may raise anything

@@ -25,12 +25,12 @@ from holdfast.adapters.pydantic_ai.tool_results import (
 )
 from holdfast.adapters.pydantic_ai.toolset import OpenCall, get_policy
 from holdfast.adapters.tool_policies import PURE, ToolPolicies
-from holdfast.core.agents.calls import Effect
+from holdfast.core.agents.calls import CallRequest, Effect
 from holdfast.core.agents.tool import Tool
 from holdfast.core.agents.tool_context import current_call
 from holdfast.core.errors import InvalidReply
-from holdfast.core.execution.attempt import RunExecution
-from holdfast.core.execution.call_retries import retry_call
+from holdfast.core.execution.attempt import Attempt
+from holdfast.core.execution.call_retries import await_thread, retry_call
 from holdfast.core.execution.step import StepContext
 from holdfast.core.execution.waits import WAITING
 from holdfast.core.run.waiting import ApprovalRequest, Deferred
@@ -39,36 +39,39 @@ from holdfast.core.run.waiting import ApprovalRequest, Deferred
 _OUTCOMES = (ToolRetryError, ToolFailedError, ApprovalRequired, CallDeferred)
 
 
-class ToolExecution:
-    """An `ExecutableCall` of pydantic-ai's. Approvals are asked for before it is made."""
+class ToolExecution(CallRequest):
+    """A call of pydantic-ai's. Approvals are asked for before it is made."""
 
     def __init__(
         self,
-        run: RunExecution,
+        attempt: Attempt,
         call: OpenCall,
         part: ToolCallPart,
         *,
         own_tool: Tool | None,
         in_thread: bool,
-        attempt: Callable[[], Coroutine[Any, Any, Any]],
+        start: Callable[[], Coroutine[Any, Any, Any]],
         count_usage: Callable[[], None],
     ) -> None:
-        """Make the call with `attempt`.
+        """Make the call with `start`.
 
         Args:
             part: with the arguments that a person has approved, which may be others than the model's.
             own_tool: set for a holdfast tool.
             count_usage: called before the result is recorded, so that both are saved together.
         """
-        self._run, self._policy, self._attempt, self._count_usage = run, call.policy, attempt, count_usage
+        super().__init__(
+            call_id=call.call_id,
+            tool=call.tool,
+            arguments=part.args_as_dict(),
+            effect=call.effect,
+            reconcile=call.policy.reconcile,
+            in_doubt=call.policy.in_doubt,
+            in_thread=in_thread,
+        )
+        self._attempt, self._policy, self._start_tool, self._count_usage = attempt, call.policy, start, count_usage
         self._own_tool = own_tool
-        self.call_id, self.tool, self.effect = call.call_id, call.tool, call.effect
-        self.arguments = part.args_as_dict()
-        self.reconcile, self.in_doubt = call.policy.reconcile, call.policy.in_doubt
-        self.in_thread = in_thread
-        self.approval: ApprovalRequest | None = None
         self._results = ToolResultBuilder(call.tool, call.call_id, call.definition)
-        self.error_result, self.reconciled_result = self._results.make_error_result, self._results.make_result
         #: Returns or raises the outcome to pydantic-ai. `None` if the call was not made in this process.
         self.outcome: Callable[[], Any] | None = None
 
@@ -76,7 +79,9 @@ class ToolExecution:
         if self._policy.retry is None:
             work = self._start()
         else:
-            work = retry_call(self._run, self._policy.retry, self.tool, self.call_id, self._start, outcomes=_OUTCOMES)
+            work = retry_call(
+                self._attempt, self._policy.retry, self.tool, self.call_id, self._start, outcomes=_OUTCOMES
+            )
         try:
             self.outcome, result = await await_outcome(work, self._results)
         except CallDeferred as exc:
@@ -84,20 +89,26 @@ class ToolExecution:
             return Deferred(reason=add_reason(ApprovalRequest(), metadata).reason, metadata=metadata)
         if isinstance(result, Deferred):
             return result
-        if is_error(result) and self._run.is_stopping and not self.in_thread:
+        if is_error(result) and self._attempt.stop_state.is_stopping and not self.in_thread:
             raise asyncio.CancelledError  # an exception from a call that the run cancelled is no result
         self._count_usage()
         return result
 
     def _start(self) -> Awaitable[Any]:
-        work = self._attempt()
+        work = self._start_tool()
         # The thread of a holdfast tool is awaited within.
         if self.in_thread and self._own_tool is None:
-            return self._run.await_uninterruptible(work)
+            return await_thread(self._attempt, work)
         return work
 
+    def error_result(self, text: str) -> ModelRequest:
+        return self._results.make_error_result(text)
+
+    def reconciled_result(self, value: Any) -> ModelRequest:
+        return self._results.make_result(value)
+
     def replace_arguments(self, arguments: Any) -> Any:
-        """Accept the arguments: pydantic-ai has validated them, and `attempt` has them."""
+        """Accept the arguments: pydantic-ai has validated them, and the call has them."""
         return None
 
     def is_error(self, result: Any) -> bool:
@@ -154,7 +165,8 @@ class PydanticAIBatch:
             self._counters.write_to(self._context.state)
         if self._calls:
             not_started = [call.call_id for call in self._calls.values() if self._is_not_started(call)]
-            await self._context.calls.announce(list(self._calls.values()), resumed=resumed, not_started=not_started)
+            effects = {call.call_id: call.effect for call in self._calls.values()}
+            await self._context.tool_calls.announce(effects, resumed=resumed, not_started=not_started)
 
     def _collect_calls(self, tools: ToolManager[Any], reply: ModelResponse) -> dict[str, OpenCall]:
         calls: dict[str, OpenCall] = {}
@@ -229,23 +241,23 @@ class PydanticAIBatch:
     ) -> Any:
         own = self._context.profile.tools.get(call.tool)
         request = ToolExecution(
-            self._context.run,
+            self._context.attempt,
             call,
             part,
             own_tool=own,
             in_thread=runs_in_thread(ctx, call.tool) if own is None else own.in_thread,
-            attempt=functools.partial(invoke, handler, args),
+            start=functools.partial(invoke, handler, args),
             count_usage=self.count_usage,
         )
         try:
-            result = await self._context.calls.try_execute(request)
+            result = await self._context.tool_calls.try_execute(request)
         except ApprovalRequired as exc:
             if ctx.tool_call_approved:
                 raise ModelVisibleError("The tool asks for an approval again, although the call was approved.") from exc
             self._record_approval(call, exc)
             raise
         except Exception as exc:
-            self._context.run.record_interruption(exc)
+            self._context.attempt.stop_state.record_interruption(exc)
             raise
         if result is WAITING:
             raise CallDeferred  # pydantic-ai makes the other calls, and ends its run
@@ -269,7 +281,7 @@ class PydanticAIBatch:
         self._counters.started.append(call.call_id)
         self._counters.write_to(self._context.state)
         if call.effect is Effect.ONCE:
-            await self._context.run.saver.save(must_succeed=True)
+            await self._context.attempt.saver.save(must_succeed=True)
 
     def count_usage(self) -> None:
         """Add pydantic-ai's usage since the last count to the run's."""

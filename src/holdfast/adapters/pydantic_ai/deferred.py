@@ -11,6 +11,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from holdfast.adapters.pydantic_ai.tool_results import ToolResultBuilder
 from holdfast.adapters.pydantic_ai.toolset import OpenCall
+from holdfast.core.agents.tool_context import ToolContext
 from holdfast.core.errors import PayloadError
 from holdfast.core.execution.step import StepContext
 from holdfast.core.execution.waits import format_expiry
@@ -33,7 +34,10 @@ class DeferredCalls:
         """Record that a call waits for a person's approval. A `reason` in the metadata is the reason."""
         request = call.policy.request_approval(call.arguments) or ApprovalRequest()
         lowered = dump_metadata(metadata)
-        return self._waits.add_approval(self._context.calls.make_context(call), add_reason(request, lowered), lowered)
+        return self._waits.add_approval(self._make_context(call), add_reason(request, lowered), lowered)
+
+    def _make_context(self, call: OpenCall) -> ToolContext:
+        return self._context.tool_calls.make_context(call.call_id, call.tool, call.arguments)
 
     def find_answers(self, requests: DeferredToolRequests) -> DeferredToolResults:
         """Return the answers that this process or an earlier one has read."""
@@ -99,7 +103,12 @@ class DeferredCalls:
         """Record that the result of a call comes from outside. No tool was called that could know a token."""
         lowered = dump_metadata(metadata)
         reason = add_reason(ApprovalRequest(), lowered).reason
-        return self._waits.add(self._context.calls.make_context(call), "result", reason=reason, metadata=lowered)
+        return self._waits.add(
+            self._make_context(call),
+            "result",
+            reason=reason,
+            metadata=lowered,
+        )
 
 
 def dump_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -120,12 +120,12 @@ class PydanticAILoop:
             except _RequestFailed as failure:
                 error = failure.error
             # A stream broke off, which pydantic-ai cannot retry. The conversation continues as it is recorded.
-            await context.model_retries.on_error(error)
+            await context.model_calls.on_error(error)
 
     async def _run_once(self, context: StepContext) -> Any:
         counters, history = Counters(context.state), PydanticAIHistory(context)
         if not history.has_started:
-            counters.start_turn() if context.run.info.conversation else counters.start_phase()
+            counters.start_turn() if context.attempt.info.conversation else counters.start_phase()
         batch = PydanticAIBatch(context, counters, self._options.tools, history.final_results())
         capability = StreamingDurableCapability if self._options.stream else DurableCapability
         runner: GraphRunner | None = None
@@ -153,12 +153,12 @@ class PydanticAILoop:
         self, context: StepContext, history: PydanticAIHistory, usage: RunUsage, stack: AsyncExitStack
     ) -> AgentRun[Any, Any]:
         begins = not history.has_started
-        toolsets = [make_toolset(context.profile.tools, context.run)] if context.profile.tools else None
+        toolsets = [make_toolset(context.profile.tools, context.attempt)] if context.profile.tools else None
         return await stack.enter_async_context(
             self._agent.iter(
                 load_prompt(context.prompt) if begins else None,
                 message_history=history.messages or await self._load_initial_history(context),
-                deps=await self._make_deps(context.run.info, stack),
+                deps=await self._make_deps(context.attempt.info, stack),
                 instructions=context.profile.instructions or None,
                 usage=usage,
                 # The agent's bounds limit the run; pydantic-ai's own default would end it at 50 requests.
@@ -171,7 +171,7 @@ class PydanticAILoop:
 
     async def _load_initial_history(self, context: StepContext) -> list[ModelMessage]:
         make = self._options.history
-        return list(await _call_factory(make, context.run.info)) if make is not None else []
+        return list(await _call_factory(make, context.attempt.info)) if make is not None else []
 
     async def _make_deps(self, info: RunInfo, stack: AsyncExitStack) -> Any:
         given = self._options.deps

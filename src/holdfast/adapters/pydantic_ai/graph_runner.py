@@ -102,7 +102,7 @@ class GraphRunner:
         except Exception as exc:
             self.request_error = exc
             raise
-        self._context.model_retries.on_reply()
+        self._context.model_calls.on_reply()
         await self._record_reply(following)
         return following
 
@@ -207,12 +207,12 @@ class DurableCapability(WrapperCapability[Any]):
         queued = _get_queued_messages(ctx)
         if queued and isinstance(request_context.messages[-1], ModelRequest):
             await self._record_request(queued)  # queued by hooks just now: they join this request too
-        await self._context.model_gate.enter(request_context.model.model_id)
+        await self._context.model_calls.enter(request_context.model.model_id)
         return request_context
 
     async def _record_request(self, messages: Sequence[ModelMessage]) -> None:
         if self._history.add_request(get_open_parts(messages)):
-            await self._context.run.saver.save()
+            await self._context.attempt.saver.save()
 
     async def on_model_request_error(
         self, ctx: RunContext[Any], *, request_context: ModelRequestContext, error: Exception
@@ -225,8 +225,8 @@ class DurableCapability(WrapperCapability[Any]):
         except Exception as exc:  # the error, or one that the agent's own capability made of it
             if request_context.attempt >= _MAX_ATTEMPTS:
                 raise
-            await self._context.model_retries.on_error(exc)
-        await self._context.model_gate.enter(request_context.model.model_id)
+            await self._context.model_calls.on_error(exc)
+        await self._context.model_calls.enter(request_context.model.model_id)
         raise RetryModelRequest
 
     async def wrap_tool_execute(

@@ -16,7 +16,7 @@ from holdfast.core.agents.calls import Effect
 from holdfast.core.agents.tool import Approval, Tool, ToolPolicy
 from holdfast.core.agents.tool_context import current_call
 from holdfast.core.errors import ToolFailed, format_error
-from holdfast.core.execution.attempt import RunExecution
+from holdfast.core.execution.attempt import Attempt
 from holdfast.core.execution.call_retries import call_tool
 from holdfast.core.run.waiting import ApprovalRequest, Suspend
 
@@ -76,7 +76,7 @@ def _make_approval(tool: Tool) -> Approval:
     return request
 
 
-def make_toolset(tools: Mapping[str, Tool], run: RunExecution) -> FunctionToolset[Any]:
+def make_toolset(tools: Mapping[str, Tool], run: Attempt) -> FunctionToolset[Any]:
     """Return the tools as a toolset of pydantic-ai, for one run."""
     return FunctionToolset(
         [
@@ -92,7 +92,7 @@ def make_toolset(tools: Mapping[str, Tool], run: RunExecution) -> FunctionToolse
     )
 
 
-def _make_function(tool: Tool, run: RunExecution) -> Callable[..., Awaitable[Any]]:
+def _make_function(tool: Tool, run: Attempt) -> Callable[..., Awaitable[Any]]:
     async def call(**given: Any) -> Any:
         try:
             tool.check(given)
@@ -102,7 +102,7 @@ def _make_function(tool: Tool, run: RunExecution) -> Callable[..., Awaitable[Any
             # Checked again for each attempt: the tool may have changed the arguments of an earlier one.
             return await call_tool(run, tool, current_call().call_id, lambda: tool.call(tool.check(given)))
         except Exception as exc:  # user code may raise anything: it is reported to the model or the caller
-            if isinstance(exc, Suspend) or run.is_resumable_after(exc):
+            if isinstance(exc, Suspend) or run.stop_state.is_resumable_after(exc):
                 raise  # the tool waits, from a child run, or the tool parks the run or announces a shutdown
             if tool.on_error == "raise":
                 raise ToolFailed(tool.name, exc) from exc

@@ -1,5 +1,6 @@
-"""The effect of a tool, and the policies for a call whose outcome is unknown."""
+"""A call that the kernel can execute, the effect of a tool, and the policies for a call whose outcome is unknown."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from typing import Any, Final, Literal
@@ -7,6 +8,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from holdfast.core.agents.tool_context import ToolContext
+from holdfast.core.run.waiting import ApprovalRequest
 
 
 class Effect(StrEnum):
@@ -47,3 +49,51 @@ UNKNOWN: Final = Reconciliation.UNKNOWN
 
 #: Finds the outcome of a call, from its identity and arguments.
 Reconcile = Callable[[ToolContext], Awaitable[Completed | Reconciliation]]
+
+
+class CallRequest(ABC):
+    """A tool call that the kernel can execute. Each loop has a subclass, which knows the form of its results."""
+
+    __slots__ = ("approval", "arguments", "call_id", "effect", "in_doubt", "in_thread", "reconcile", "tool")
+
+    def __init__(
+        self,
+        *,
+        call_id: str,
+        tool: str,
+        arguments: Any,
+        effect: Effect,
+        reconcile: Reconcile | None = None,
+        in_doubt: InDoubt = "report",
+        in_thread: bool = False,
+        approval: ApprovalRequest | None = None,
+    ) -> None:
+        """Make a request.
+
+        Args:
+            arguments: as the model gave them.
+            in_thread: the tool runs in a thread: `execute` is called with `ToolContext.threads` for it.
+            approval: set if a person has to approve the call before it is made.
+        """
+        self.call_id, self.tool, self.arguments = call_id, tool, arguments
+        self.effect, self.reconcile, self.in_doubt = effect, reconcile, in_doubt
+        self.in_thread, self.approval = in_thread, approval
+
+    @abstractmethod
+    def execute(self) -> Awaitable[Any]:
+        """Make the call. The loop's codec has to be able to store the result."""
+
+    @abstractmethod
+    def error_result(self, text: str) -> Any:
+        """Return a result, in the same form, with a text for the model."""
+
+    @abstractmethod
+    def reconciled_result(self, value: Any) -> Any:
+        """Return a result, in the same form, from the value that a reconcile found."""
+
+    def replace_arguments(self, arguments: Any) -> Any:
+        """Make the call with these arguments instead. Returns a result for the model if they do not fit."""
+        return self.error_result("The arguments of this call cannot be replaced. The tool was not called.")
+
+    def is_error(self, result: Any) -> bool:
+        return False

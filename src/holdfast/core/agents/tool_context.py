@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from concurrent.futures import Executor
 from contextvars import ContextVar
 from datetime import datetime
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -14,21 +14,11 @@ from holdfast.core.errors import RunError
 from holdfast.core.run.info import RunInfo
 from holdfast.ids import make_token
 
-
-class ReplyStream(Protocol):
-    """Receives a reply as the model writes it."""
-
-    async def emit_text(self, text: str) -> None: ...
-
-    async def emit_reasoning(self, text: str) -> None: ...
-
-    def restart_draft(self) -> None:
-        """Withdraw what was emitted: the model call failed and is retried, or another model is called."""
-        ...
-
+if TYPE_CHECKING:
+    from holdfast.core.execution.step import StepContext
 
 #: Set while the native loop calls a model.
-CURRENT_REPLY: ContextVar[ReplyStream | None] = ContextVar("holdfast_reply", default=None)
+CURRENT_REPLY: ContextVar["StepContext | None"] = ContextVar("holdfast_reply", default=None)
 
 
 async def emit_text(text: str) -> None:
@@ -47,14 +37,14 @@ async def emit_reasoning(text: str) -> None:
 
 
 class ChildStarter(Protocol):
-    """Starts the child runs of one call."""
+    """Starts the child runs of one call. `ChildRuns` is one; the crash kit wraps it."""
 
     async def start(self, agent: Any, prompt: str, key: str | None) -> Any:
         """Run a child, or attach to the one that has this key, and return its `Result`."""
         ...
 
-    def begin_attempt(self) -> None:
-        """Make the call again: number its children from the first one."""
+    def begin_try(self) -> None:
+        """The call is tried again: number its children from the first one."""
         ...
 
 
@@ -67,6 +57,7 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
     call_id: str
     tool: str
     arguments: Any
+    #: Starts the child runs of the call. `None`: it can have none.
     children: ChildStarter | None = None
     #: Runs the function of a sync tool.
     threads: Executor | None = None

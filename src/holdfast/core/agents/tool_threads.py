@@ -12,11 +12,14 @@ import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future
 from types import TracebackType
-from typing import Any, ParamSpec, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from holdfast.concurrency import THREADS, end_forked_child
 from holdfast.core.agents.tool_context import _CURRENT_CALL, ToolContext
 from holdfast.core.errors import ProcessExit
+
+if TYPE_CHECKING:
+    from holdfast.core.execution.stop import StopState
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,13 +31,6 @@ THREAD_NAME = "holdfast tool"
 
 #: Calls of this process whose function has not returned.
 _UNRETURNED: set[Future[Any]] = set()
-
-
-class Stoppable(Protocol):
-    """The run of a call. A `RunExecution` is one."""
-
-    @property
-    def is_stopping(self) -> bool: ...
 
 
 class ToolThread:
@@ -85,12 +81,12 @@ class ThreadSlot(Executor):
     """
 
     def __init__(
-        self, threads: "ToolThreads | None" = None, context: ToolContext | None = None, run: Stoppable | None = None
+        self, threads: "ToolThreads | None" = None, context: ToolContext | None = None, stop: "StopState | None" = None
     ) -> None:
-        """Make a slot of `threads`. Once `run` is stopping it starts no thread."""
+        """Make a slot of `threads`. Once the attempt is stopping it starts no thread."""
         self._threads = threads
         self.context = context
-        self._run = run
+        self._stop = stop
         self._loop = asyncio.get_running_loop()
         self._thread_count = 0
         #: Reserved, and not released.
@@ -116,7 +112,7 @@ class ThreadSlot(Executor):
 
     @property
     def is_call_stopped(self) -> bool:
-        return self._run is not None and self._run.is_stopping
+        return self._stop is not None and self._stop.is_stopping
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> "Future[T]":
         """Start a thread at once. If the run is stopping when the thread begins, the future is cancelled."""
@@ -161,9 +157,9 @@ class ToolThreads:
         #: Those that are held or have a thread.
         self.slots: set[ThreadSlot] = set()
 
-    async def reserve(self, context: ToolContext, run: Stoppable) -> ThreadSlot:
+    async def reserve(self, context: ToolContext, stop: "StopState") -> ThreadSlot:
         """Wait for a slot for this call."""
-        slot = ThreadSlot(self, context, run)
+        slot = ThreadSlot(self, context, stop)
         await self.acquire(slot)
         return slot
 

@@ -15,7 +15,7 @@ from holdfast.core.errors import (
     SaveFailed,
     ShuttingDown,
 )
-from holdfast.core.execution.attempt import RunExecution
+from holdfast.core.execution.attempt import Attempt
 from holdfast.core.loop import Loop
 from holdfast.core.ports import ChildOutcome, Resumption
 from holdfast.core.run.info import RunInfo
@@ -37,6 +37,7 @@ class ChildRuns:
     __slots__ = (
         "_call_id",
         "_interrupting_error",
+        "_is_repeated",
         "_parent",
         "_started_count",
         "_step",
@@ -46,8 +47,13 @@ class ChildRuns:
         "waiting",
     )
 
-    def __init__(self, parent: RunExecution, call_id: str) -> None:
-        self._parent, self._call_id = parent, call_id
+    def __init__(self, parent: Attempt, call_id: str, *, is_repeated: bool = False) -> None:
+        """Make the starter of a call.
+
+        Args:
+            is_repeated: an earlier process may have started the call, and children of it.
+        """
+        self._parent, self._call_id, self._is_repeated = parent, call_id, is_repeated
         self._step = parent.state.steps + 1
         self._started_count = 0
         self._interrupting_error: BaseException | None = None
@@ -83,8 +89,8 @@ class ChildRuns:
         outcome.set_result(result)
         return result
 
-    def begin_attempt(self) -> None:
-        """Number the children from the first one again: a further attempt of the call attaches to them."""
+    def begin_try(self) -> None:
+        """Number the children from the first one again: a further try of the call attaches to them."""
         self._started_count = 0
 
     def _take_number(self) -> str:
@@ -101,10 +107,9 @@ class ChildRuns:
         try:
             # The child may act at once. If the reply that asks for this call were lost, the model would be asked again
             # and the new call would start another child. Shielded: the tool may cancel this task.
-            if not parent.is_repeating_step:  # else it may be the child of an earlier attempt
+            if not self._is_repeated:  # else it may be the child of an earlier attempt
                 self._note_start(info)
             await shielded(parent.saver.save(must_succeed=True))
-            parent.may_have_children = True
             result = await self._execute(agent, info)
         except RunWaiting as exc:
             self.waiting.append(exc)
@@ -112,10 +117,10 @@ class ChildRuns:
         except Exception as exc:
             if isinstance(exc, ModelUnavailable) and parent.checkpointer is not None:
                 # Only this call waits until the child is due. The others of the parent continue.
-                wait = OutageWait(info.run_id, exc, parent.clock.now() + exc.retry_after)
+                wait = OutageWait(info.run_id, exc, parent.services.clock.now() + exc.retry_after)
                 self.waiting.append(wait)
                 raise wait from exc
-            if parent.record_interruption(exc):
+            if parent.stop_state.record_interruption(exc):
                 self._interrupting_error = exc
             else:
                 self._note_end(info, "cancelled" if isinstance(exc, RunCancelled) else "failed")
@@ -142,10 +147,10 @@ class ChildRuns:
 
     async def _execute(self, agent: AgentSource, info: RunInfo) -> Result:
         services = self._parent.services
-        supervisor, loop = services.supervisor, services.get_loop(agent)
-        # A call starts each child once, so an execution under way was resumed by hand.
-        await supervisor.stop_superseded(info.run_id, RunInterrupted(f"run {info.run_id} continues under its parent"))
-        if supervisor.get_run(info.run_id) is not None:
+        executor, loop = services.executor, services.get_loop(agent)
+        # A call starts each child once, so an attempt in progress was resumed by hand.
+        await executor.stop_superseded(info.run_id, RunInterrupted(f"run {info.run_id} continues under its parent"))
+        if executor.get_attempt(info.run_id) is not None:
             raise ShuttingDown(f"run {info.run_id} does not continue under its parent: this executor is shutting down")
         found = await self._attach(info, loop)
         if isinstance(found, ChildOutcome):
@@ -153,17 +158,17 @@ class ChildRuns:
             if found.error is not None:
                 raise RunFailed(f"child run {info.run_id} failed: {found.error}")
             return Result(run_id=info.run_id, output=loop.load_output(found.output), usage=found.usage, steps=0)
-        if found is None and self._parent.is_repeating_step:
+        if found is None and self._is_repeated:
             self._note_start(info)
-        run = RunExecution(info, services, resumption=found, parent=self._parent)
+        attempt = Attempt(info, services, resumption=found, parent=self._parent)
         try:
-            return await supervisor.supervise(agent, run)
+            return await executor.supervise(agent, attempt)
         finally:
-            self.usage = self.usage + run.state.usage
+            self.usage = self.usage + attempt.state.usage
 
     async def _attach(self, info: RunInfo, loop: Loop) -> Resumption | ChildOutcome | None:
         """Return the child that an earlier attempt of the parent started, if there is one."""
-        checkpoints = self._parent.ports.checkpoints
+        checkpoints = self._parent.services.ports.checkpoints
         if checkpoints is None or self._parent.checkpointer is None:
             return None
         try:

@@ -17,11 +17,11 @@ from holdfast.concurrency import (
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.agents.tool_threads import ToolThreads
 from holdfast.core.errors import ProcessExit, RunAlreadyRunning, RunCancelled, RunError, RunLost, ShuttingDown
-from holdfast.core.execution.attempt import OnCancel, RunExecution, Services, log
+from holdfast.core.execution.attempt import Attempt, OnCancel, Services, log
 from holdfast.core.execution.lifecycle import StoredResult, execute, finalize, release_claim
 from holdfast.core.execution.native_loop import NATIVE_LOOP
 from holdfast.core.execution.saving import IntentTimer
-from holdfast.core.execution.shutdown import Drain, install_signal_handlers
+from holdfast.core.execution.stop import Drain, install_signal_handlers
 from holdfast.core.log import RunLog
 from holdfast.core.metrics import RunMetrics
 from holdfast.core.ports import Closeable, Ports, Resumption
@@ -55,7 +55,7 @@ class Executor:
         self._shutdown_timeout = shutdown_timeout
         metrics = RunMetrics() if metrics is None else metrics
         self._services = Services(
-            supervisor=self,
+            executor=self,
             ports=ports or Ports(),
             clock=clock,
             intent_timer=IntentTimer(clock),
@@ -66,11 +66,12 @@ class Executor:
             require_durability=require_durability,
             shutdown_exceptions=shutdown_exceptions,
         )
-        self._runs: dict[str, RunExecution] = {}
+        #: By run id.
+        self._attempts: dict[str, Attempt] = {}
         #: Keeps them from being garbage-collected.
         self._supervisors: set[asyncio.Task[Result]] = set()
         #: Handed over, and not admitted or refused yet.
-        self._entering: set[RunExecution] = set()
+        self._entering: set[Attempt] = set()
         #: Set while there are neither runs nor entering ones.
         self._idle = asyncio.Event()
         self._idle.set()
@@ -108,7 +109,7 @@ class Executor:
         Args:
             on_cancel: what a cancel of the caller does to the run: it continues, or is cancelled too.
         """
-        return await self._execute(agent, RunExecution(info, self._services), on_cancel)
+        return await self._execute(agent, Attempt(info, self._services), on_cancel)
 
     async def resume(self, agent: AgentSource, resumption: Resumption, *, on_cancel: OnCancel = "detach") -> Result:
         """Continue an interrupted run from its saved state, with no new input. Raises as `run` does.
@@ -117,61 +118,63 @@ class Executor:
             on_cancel: as for `start`.
         """
         info = resumption.info
-        run = RunExecution(info, self._services, resumption=resumption)
-        self._enter(run)
+        attempt = Attempt(info, self._services, resumption=resumption)
+        self._enter(attempt)
         if info.parent_run_id is None:
             lost = RunLost(f"run {info.run_id} was lost to another worker, and claimed again by this one")
             try:
                 await self.stop_superseded(info.run_id, lost)
             except BaseException:
-                await shielded(self._refuse(run))
+                await shielded(self._refuse(attempt))
                 raise
-        return await self._execute(agent, run, on_cancel)
+        return await self._execute(agent, attempt, on_cancel)
 
-    async def _execute(self, agent: AgentSource, run: RunExecution, on_cancel: OnCancel) -> Result:
+    async def _execute(self, agent: AgentSource, attempt: Attempt, on_cancel: OnCancel) -> Result:
         """Execute the run in a task of this executor, which outlives the caller, and wait for it."""
-        self._enter(run)
-        task = asyncio.create_task(self.supervise(agent, run), name=f"holdfast supervisor of run {run.info.run_id}")
-        run.supervisor = task
+        self._enter(attempt)
+        task = asyncio.create_task(
+            self.supervise(agent, attempt), name=f"holdfast supervisor of run {attempt.info.run_id}"
+        )
+        attempt.supervisor = task
         self._supervisors.add(task)
-        task.add_done_callback(functools.partial(self._on_supervisor_done, run))
+        task.add_done_callback(functools.partial(self._on_supervisor_done, attempt))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError as cancel:
             # An event loop that ends cancels all tasks, the supervisor too. No caller asked for that.
             if on_cancel == "cancel" and not task.cancelling():
-                run.stop(cancel)
+                attempt.stop(cancel)
                 await shielded(asyncio.wait([task]), suppress_cancel=True)
             raise
 
-    def _on_supervisor_done(self, run: RunExecution, task: "asyncio.Task[Result]") -> None:
+    def _on_supervisor_done(self, attempt: Attempt, task: "asyncio.Task[Result]") -> None:
         self._supervisors.discard(task)
-        if run in self._entering:  # cancelled before it began
-            run_in_background(self._refuse(run))
+        if attempt in self._entering:  # cancelled before it began
+            run_in_background(self._refuse(attempt))
         if not task.cancelled():
             task.exception()  # retrieved: the caller may have left
 
     async def stop_superseded(self, run_id: str, error: RunError) -> None:
         """Stop with `error` any execution of this run that holds an older claim."""
-        while (older := self._runs.get(run_id)) is not None and not self._draining:
+        while (older := self._attempts.get(run_id)) is not None and not self._draining:
             older.stop(error)
             await asyncio.wait([older.outcome])
 
-    def get_run(self, run_id: str) -> RunExecution | None:
-        """Return the run if this executor executes it now: to steer or to stop it."""
-        return self._runs.get(run_id)
+    def get_attempt(self, run_id: str) -> Attempt | None:
+        """Return the attempt of this run that this executor executes now: to nudge or to stop it."""
+        return self._attempts.get(run_id)
 
     async def wait(self, run_id: str) -> Result | None:
         """Wait for a run of this executor. Return its result or raise its error; `None` if there is no such run."""
-        run = self._runs.get(run_id)
-        if run is None:
+        attempt = self._attempts.get(run_id)
+        if attempt is None:
             return None
-        result: Result = await asyncio.shield(run.outcome)
+        result: Result = await asyncio.shield(attempt.outcome)
         return result
 
     @property
     def active_run_ids(self) -> frozenset[str]:
-        return frozenset(self._runs)
+        return frozenset(self._attempts)
 
     @property
     def metrics(self) -> RunMetrics:
@@ -183,38 +186,38 @@ class Executor:
         """Whether a shutdown has begun: no new runs are admitted."""
         return self._draining
 
-    async def supervise(self, agent: AgentSource, run: RunExecution) -> Result:
+    async def supervise(self, agent: AgentSource, attempt: Attempt) -> Result:
         """Admit the run, execute it to its end and finalize its checkpoint. Raises as `run` does.
 
         Raises:
             RunAlreadyRunning: this executor executes a run with this id. The claim of this one was released.
             ShuttingDown: a shutdown has begun. The claim was released.
         """
-        run_id = run.info.run_id
+        run_id = attempt.info.run_id
         try:
-            await self._admit(run)
-            self._runs[run_id] = run
+            await self._admit(attempt)
+            self._attempts[run_id] = attempt
             self._idle.clear()
         finally:
-            self._leave(run)
+            self._leave(attempt)
         error: BaseException | None = RunError(f"run {run_id} was not started")
         result: StoredResult | None = None
         try:
             # Only a stop of the run cancels it, which waits for a write in flight.
-            task = run_in_background(execute(run, agent), name=f"holdfast run {run_id}")
-            run.bind_task(task)
-            cancel = await _wait_for_task(task, run)
-            error = run.get_error(task)
+            task = run_in_background(execute(attempt, agent), name=f"holdfast run {run_id}")
+            attempt.bind_task(task)
+            cancel = await _wait_for_task(task, attempt)
+            error = attempt.stop_state.get_error(task)
             result = task.result() if error is None else None
-            run.finalize_task = run_in_background(finalize(run, error, result))
-            await shielded(run.finalize_task)
-            error = run.finalize_task.result()
+            attempt.saver.finalize_task = run_in_background(finalize(attempt, error, result))
+            await shielded(attempt.saver.finalize_task)
+            error = attempt.saver.finalize_task.result()
             result = result if error is None else None
         finally:
-            _resolve_outcome(run, error, result)
-            del self._runs[run_id]
-            self._leave(run)
-        if isinstance(error, ProcessExit) and not run.is_child:
+            _resolve_outcome(attempt, error, result)
+            del self._attempts[run_id]
+            self._leave(attempt)
+        if isinstance(error, ProcessExit) and not attempt.is_child:
             log.error("run %s: %s. The other runs of this process are interrupted, and it exits", run_id, error)
             await self.shutdown()
             raise error.exception
@@ -224,31 +227,31 @@ class Executor:
             raise error or RunError(f"run {run_id} has no result")
         return result[0]
 
-    def _enter(self, run: RunExecution) -> None:
-        self._entering.add(run)
+    def _enter(self, attempt: Attempt) -> None:
+        self._entering.add(attempt)
         self._idle.clear()
 
-    def _leave(self, run: RunExecution) -> None:
-        self._entering.discard(run)
-        if not self._runs:
+    def _leave(self, attempt: Attempt) -> None:
+        self._entering.discard(attempt)
+        if not self._attempts:
             self._services.intent_timer.clear()
             if not self._entering:
                 self._idle.set()
 
-    async def _refuse(self, run: RunExecution) -> None:
+    async def _refuse(self, attempt: Attempt) -> None:
         """Release the claim of a run whose caller or supervisor was cancelled before it began."""
         try:
-            await release_claim(run)
+            await release_claim(attempt)
         finally:
-            self._leave(run)
+            self._leave(attempt)
 
-    async def _admit(self, run: RunExecution) -> None:
-        run_id, draining = run.info.run_id, self._draining
-        already_running = run_id in self._runs
+    async def _admit(self, attempt: Attempt) -> None:
+        run_id, draining = attempt.info.run_id, self._draining
+        already_running = run_id in self._attempts
         if not draining and not already_running:
             return
-        if run.checkpointer is not None:  # without one nothing is awaited: the other execution is still there
-            release = release_claim(run)
+        if attempt.checkpointer is not None:  # without one nothing is awaited: the other execution is still there
+            release = release_claim(attempt)
             timeout = SHUTDOWN_STORE_TIMEOUT
             await shielded(run_with_timeout(timeout, release, self._services.clock) if draining else release)
         if already_running:
@@ -260,8 +263,8 @@ class Executor:
     def begin_shutdown(self) -> None:
         """Admit no more runs, and stop each at its next step boundary."""
         self._draining = True
-        for run in self._runs.values():
-            run.drain()
+        for attempt in self._attempts.values():
+            attempt.stop_state.drain()
 
     async def shutdown(self, timeout: timedelta | None = None) -> None:
         """Admit no more runs, let each reach its next step boundary, and leave every checkpoint to recovery.
@@ -282,7 +285,7 @@ class Executor:
 
     async def _drain(self, timeout: timedelta) -> None:
         clock, ports = self._services.clock, self._services.ports
-        drain = Drain(self._runs, self._idle, self._services.threads, clock)
+        drain = Drain(self._attempts, self._idle, self._services.threads, clock)
         await drain.finish(timeout)
         # Before the store: they may keep their last rows in it.
         closed_first: tuple[object, ...] = (*ports.observers, ports.budget, ports.rate_limiter)
@@ -298,24 +301,24 @@ class Executor:
         install_signal_handlers(functools.partial(self.shutdown, timeout))
 
 
-async def _wait_for_task(task: "asyncio.Task[Any]", run: RunExecution) -> asyncio.CancelledError | None:
+async def _wait_for_task(task: "asyncio.Task[Any]", attempt: Attempt) -> asyncio.CancelledError | None:
     """Wait for the run's task. Return the cancellation of this task, which stops the run first."""
     try:
         await asyncio.wait([task])
     except asyncio.CancelledError as cancel:
         if not task.done() or task.cancelled():  # cancelled together with its caller: all tasks were
-            run.on_supervisor_cancelled(cancel)
+            attempt.on_supervisor_cancelled(cancel)
             await shielded(asyncio.wait([task]), suppress_cancel=True)
         return cancel
     return None
 
 
-def _resolve_outcome(run: RunExecution, error: BaseException | None, result: StoredResult | None) -> None:
+def _resolve_outcome(attempt: Attempt, error: BaseException | None, result: StoredResult | None) -> None:
     """Give the run's outcome to other tasks that wait for it: they were not cancelled with its caller."""
     if result is not None:
-        run.outcome.set_result(result[0])
+        attempt.outcome.set_result(result[0])
         return
     if error is None or isinstance(error, asyncio.CancelledError):
-        error = RunCancelled(f"run {run.info.run_id} was cancelled")
-    run.outcome.set_exception(error)
-    run.outcome.exception()  # retrieved: no task has to wait for it
+        error = RunCancelled(f"run {attempt.info.run_id} was cancelled")
+    attempt.outcome.set_exception(error)
+    attempt.outcome.exception()  # retrieved: no task has to wait for it

@@ -24,8 +24,8 @@ from holdfast.core.errors import (
     Shutdown,
     convert_process_exit,
 )
-from holdfast.core.execution.attempt import RunExecution, log
-from holdfast.core.execution.step import StepContext
+from holdfast.core.execution.attempt import Attempt, log
+from holdfast.core.execution.step import StepContext, take_messages
 from holdfast.core.execution.turn_cycle import end_turn, ends_turn, open_turn
 from holdfast.core.loop import Loop
 from holdfast.core.observer import AttemptEnded, AttemptEnding, AttemptStarted
@@ -45,75 +45,77 @@ MAX_BUILD_FAILURES = 10
 StoredResult = tuple[Result, Any]
 
 
-async def execute(run: RunExecution, source: AgentSource) -> StoredResult:
+async def execute(attempt: Attempt, source: AgentSource) -> StoredResult:
     """Execute the run to its output."""
-    return await convert_process_exit(_execute(run, source))
+    return await convert_process_exit(_execute(attempt, source))
 
 
-async def _execute(run: RunExecution, source: AgentSource) -> StoredResult:
-    ports, timer = run.ports, None
-    run.loop = run.services.get_loop(source)
+async def _execute(attempt: Attempt, source: AgentSource) -> StoredResult:
+    ports, state, timer = attempt.services.ports, attempt.state, None
+    attempt.loop = attempt.services.get_loop(source)
     try:
-        await _open_checkpointer(run)
-        turn_mail = open_turn(run) if run.info.conversation else None
-        if run.info.conversation and turn_mail is None and run.state.turn is None:
-            return Result(run_id=run.info.run_id, output=None, usage=run.state.usage, steps=run.state.steps), None
-        run.begun = True
-        run.observers.begin(ports.observers, run)
-        run.observers.emit(AttemptStarted(new_turn=turn_mail is not None))
-        agent = await _build_agent(source, run)
-        loop = run.loop = run.services.get_loop(agent)
-        run.state.codec = loop.codec
-        if run.resumed and turn_mail is None:
-            resumed = StatusChanged(run_id=run.info.run_id, step=run.state.steps, status="running", resumed=True)
-            await run.observers.publish(resumed)
-        timer = _start_watch(agent, run)
+        await _open_checkpointer(attempt)
+        turn_mail = open_turn(attempt) if attempt.info.conversation else None
+        if attempt.info.conversation and turn_mail is None and attempt.state.turn is None:
+            return Result(
+                run_id=attempt.info.run_id, output=None, usage=attempt.state.usage, steps=attempt.state.steps
+            ), None
+        attempt.observers.start(ports.observers, attempt, AttemptStarted(new_turn=turn_mail is not None))
+        agent = await _build_agent(source, attempt)
+        loop = attempt.loop = attempt.services.get_loop(agent)
+        state.codec = loop.codec
+        if attempt.resumed and turn_mail is None:
+            resumed = StatusChanged(
+                run_id=attempt.info.run_id, step=attempt.state.steps, status="running", resumed=True
+            )
+            await attempt.observers.publish(resumed)
+        timer = _start_watch(agent, attempt)
         if ports.budget is not None:
-            await ports.budget.check(run.info, run.state)
-        tools = await ports.extra_tools.tools(run.info) if ports.extra_tools is not None else ()
-        pipeline = _Pipeline(run, agent, loop, tools, turn_mail)
+            await ports.budget.check(attempt.info, attempt.state)
+        tools = await ports.extra_tools.tools(attempt.info) if ports.extra_tools is not None else ()
+        pipeline = _Pipeline(attempt, agent, loop, tools, turn_mail)
         output = await pipeline.run()
         stored = loop.dump_output(output)
         if ports.listener is not None:
-            await ports.listener.on_output(run.info, output)
+            await ports.listener.on_output(attempt.info, output)
         return pipeline.make_result(output), stored
     finally:
         if timer is not None:
             timer.cancel()
 
 
-async def _open_checkpointer(run: RunExecution) -> None:
-    if run.checkpointer is not None or run.ports.checkpoints is None:
+async def _open_checkpointer(attempt: Attempt) -> None:
+    if attempt.checkpointer is not None or attempt.services.ports.checkpoints is None:
         return
     try:
-        run.saver.checkpointer = await run.ports.checkpoints.begin(run.info)
+        attempt.saver.checkpointer = await attempt.services.ports.checkpoints.begin(attempt.info)
     except Exception as exc:  # a host's own factory may raise anything
-        if run.is_resumable_after(exc):
+        if attempt.stop_state.is_resumable_after(exc):
             raise
-        if run.services.require_durability:
-            raise NotDurable(f"run {run.info.run_id} was refused, it could not be made durable: {exc}") from exc
-        log.warning("run %s continues without durability: %s", run.info.run_id, exc, exc_info=exc)
+        if attempt.services.require_durability:
+            raise NotDurable(f"run {attempt.info.run_id} was refused, it could not be made durable: {exc}") from exc
+        log.warning("run %s continues without durability: %s", attempt.info.run_id, exc, exc_info=exc)
 
 
-async def _build_agent(source: AgentSource, run: RunExecution) -> Agent:
+async def _build_agent(source: AgentSource, attempt: Attempt) -> Agent:
     try:
-        agent = await source.build(run.info)
+        agent = await source.build(attempt.info)
     except DefinitionError as exc:
-        if not run.resumed:
+        if not attempt.resumed:
             raise
         # The process that began the run could build it, with a definition that this one lacks.
-        raise _count_build_failure(run, exc) from exc
-    _set_build_failures(run.state, 0)
+        raise _count_build_failure(attempt, exc) from exc
+    _set_build_failures(attempt.state, 0)
     return agent
 
 
-def _count_build_failure(run: RunExecution, error: DefinitionError) -> RunError:
+def _count_build_failure(attempt: Attempt, error: DefinitionError) -> RunError:
     """Return the error that leaves the run to another attempt, or after too many attempts parks it."""
-    failures = run.state.faults.build_failures + 1
-    _set_build_failures(run.state, 0 if failures >= MAX_BUILD_FAILURES else failures)
+    failures = attempt.state.faults.build_failures + 1
+    _set_build_failures(attempt.state, 0 if failures >= MAX_BUILD_FAILURES else failures)
     if failures >= MAX_BUILD_FAILURES:
         return RunParked("missing definition", f"its agent could not be built {failures} times: {error}")
-    return MissingDefinition(f"run {run.info.run_id}: its agent cannot be built here: {error}")
+    return MissingDefinition(f"run {attempt.info.run_id}: its agent cannot be built here: {error}")
 
 
 def _set_build_failures(state: RunState, count: int) -> None:
@@ -121,60 +123,64 @@ def _set_build_failures(state: RunState, count: int) -> None:
         state.faults = msgspec.structs.replace(state.faults, build_failures=count)
 
 
-def _start_watch(agent: Agent, run: RunExecution) -> Timer | None:
+def _start_watch(agent: Agent, attempt: Attempt) -> Timer | None:
     """Start the critic's watch. Without one, start the timer that stops the run after `max_runtime`."""
-    limit, critic = agent.bounds.max_runtime, run.ports.critic
-    is_watched = critic is not None and run.observers.begin_watch(critic, run, limit)
+    limit, critic = agent.bounds.max_runtime, attempt.services.ports.critic
+    is_watched = critic is not None and attempt.observers.begin_watch(critic, attempt, limit)
     if limit is None or is_watched:
         return None
-    return _stop_later(run, limit, max(limit - run.state.turn_elapsed, timedelta(0)))
+    return _stop_later(attempt, limit, max(limit - attempt.state.turn_elapsed, timedelta(0)))
 
 
-def _stop_later(run: RunExecution, limit: timedelta, delay: timedelta) -> Timer:
-    return run.clock.call_later(delay, functools.partial(run.stop, RuntimeExceeded(run.info.run_id, limit)))
+def _stop_later(attempt: Attempt, limit: timedelta, delay: timedelta) -> Timer:
+    return attempt.services.clock.call_later(
+        delay, functools.partial(attempt.stop, RuntimeExceeded(attempt.info.run_id, limit))
+    )
 
 
 class _Pipeline:
     """What one attempt of a run executes: its loop once, once for each phase that is not finished, or one turn."""
 
     def __init__(
-        self, run: RunExecution, agent: Agent, loop: Loop, extra_tools: Sequence[Tool], turn_mail: Mail | None
+        self, attempt: Attempt, agent: Agent, loop: Loop, extra_tools: Sequence[Tool], turn_mail: Mail | None
     ) -> None:
-        self._run, self._agent, self._loop, self._extra_tools = run, agent, loop, extra_tools
+        self._attempt, self._agent, self._loop, self._extra_tools = attempt, agent, loop, extra_tools
         self._turn_mail = turn_mail
         #: The conversation of the last phase, or the only one.
-        self._messages = run.state.history
+        self._messages = attempt.state.history
 
     async def run(self) -> Any:
         """Return the output of the conversation, or of the last phase."""
-        run, info = self._run, self._run.info
-        if run.resumed and (unknown := describe_unknown_phases(self._agent, run.state)):
-            raise MissingDefinition(f"run {run.info.run_id} has {unknown}: it is left for a process with those phases")
-        if run.info.conversation:
+        attempt, info = self._attempt, self._attempt.info
+        if attempt.resumed and (unknown := describe_unknown_phases(self._agent, attempt.state)):
+            raise MissingDefinition(
+                f"run {attempt.info.run_id} has {unknown}: it is left for a process with those phases"
+            )
+        if attempt.info.conversation:
             return await self._run_turn()
         if not self._agent.phases:
-            run.state.phase = ""  # an agent that had phases may have begun one without a message
+            attempt.state.phase = ""  # an agent that had phases may have begun one without a message
             return await self._run_loop(self._agent.profile(), info.prompt)
-        finished = run.state.phases
+        finished = attempt.state.phases
         # Finished phases are skipped by position: two may share a name, and both have to run.
         phases = self._agent.phases
         if len(finished) >= len(phases):
             await self._drop_messages()
         for phase in phases[len(finished) :]:
-            run.state.phase = phase.name
-            await run.observers.publish(PhaseStarted(run_id=info.run_id, step=run.state.steps, name=phase.name))
+            attempt.state.phase = phase.name
+            await attempt.observers.publish(PhaseStarted(run_id=info.run_id, step=attempt.state.steps, name=phase.name))
             await self._run_phase(phase, phase.render(info, tuple(finished)), last=len(finished) == len(phases) - 1)
         return self._loop.load_output(finished[-1].output)
 
     async def _drop_messages(self) -> None:
         """Consume the messages of a run whose last phase was saved as finished: no conversation could read them."""
-        run = self._run
-        if texts := run.messages.take():
-            log.warning("run %s: messages came after its last phase, and are not read: %s", run.info.run_id, texts)
-            await run.saver.save(force=True)
+        attempt = self._attempt
+        if texts := take_messages(attempt):
+            log.warning("run %s: messages came after its last phase, and are not read: %s", attempt.info.run_id, texts)
+            await attempt.saver.save(force=True)
 
     async def _run_phase(self, phase: Phase, prompt: str | list[Any], *, last: bool) -> None:
-        run, state = self._run, self._run.state
+        attempt, state = self._attempt, self._attempt.state
         timer = self._start_phase_timer(phase.bounds)
         try:
             output = await self._run_loop(self._agent.profile(phase), prompt)
@@ -182,12 +188,12 @@ class _Pipeline:
             if timer is not None:
                 timer.cancel()
         # Progress that the save interval deferred belongs to this phase's conversation, which ends here.
-        await run.saver.save(force=True)
-        run.saver.update_elapsed()
+        await attempt.saver.save(force=True)
+        attempt.saver.update_elapsed()
         self._messages = state.history
         state.finish_phase(phase.name, self._loop.dump_output(output))
         if not last:  # the last one ends with the run, unless a message has come for its conversation
-            await run.saver.save(force=True)
+            await attempt.saver.save(force=True)
 
     async def _run_turn(self) -> Any:
         if self._agent.phases:
@@ -197,7 +203,7 @@ class _Pipeline:
 
     async def _run_loop(self, profile: Profile, prompt: str | list[Any]) -> Any:
         profile = profile.with_tools(self._extra_tools)
-        context = StepContext(self._run, profile, prompt, turn_mail=self._turn_mail)
+        context = StepContext(self._attempt, profile, prompt, turn_mail=self._turn_mail)
         try:
             output = await self._loop.run(context)
             if self._turn_mail is not None and context.begins:
@@ -209,13 +215,13 @@ class _Pipeline:
     def _start_phase_timer(self, bounds: Bounds | None) -> Timer | None:
         if bounds is None or bounds.max_runtime is None:
             return None
-        self._run.saver.update_elapsed()
-        return _stop_later(self._run, bounds.max_runtime, bounds.max_runtime - self._run.state.phase_elapsed)
+        self._attempt.saver.update_elapsed()
+        return _stop_later(self._attempt, bounds.max_runtime, bounds.max_runtime - self._attempt.state.phase_elapsed)
 
     def make_result(self, output: Any) -> Result:
-        state = self._run.state
+        state = self._attempt.state
         return Result(
-            run_id=self._run.info.run_id,
+            run_id=self._attempt.info.run_id,
             output=output,
             usage=state.usage,
             steps=state.steps,
@@ -244,7 +250,7 @@ def describe_unknown_phases(agent: Agent, state: RunState) -> str:
 # -- the end ----------------------------------------------------------------------------------------------------
 
 
-async def finalize(run: RunExecution, error: BaseException | None, result: StoredResult | None) -> BaseException | None:
+async def finalize(attempt: Attempt, error: BaseException | None, result: StoredResult | None) -> BaseException | None:
     """Complete, fail, park or release the checkpoint of a run that has ended, and close its ports.
 
     Returns `error`, or the interruption of a run that has to read its mail first. Raises nothing: that would mask the
@@ -253,48 +259,48 @@ async def finalize(run: RunExecution, error: BaseException | None, result: Store
     Args:
         result: if the run succeeded.
     """
-    end = run.classify_error(error)
-    is_turn_end = ends_turn(run, end, error)
-    run.observers.emit(AttemptEnding(end=end))
+    end = attempt.stop_state.classify_error(error)
+    is_turn_end = ends_turn(attempt, end, error)
+    attempt.observers.emit(AttemptEnding(end=end))
     try:
         # Usage of the last step is committed while the run is in the store: afterwards it could not be found.
-        await _call_port(run, _commit_budget(run, end))
-        abandoned = run.checkpointer is None or run.stop_state.abandoned
-        if not abandoned and not await _finalize_checkpoint(run, end, error, result):
-            error = MailArrived(f"run {run.info.run_id} continues: mail has arrived")
+        await _call_port(attempt, _commit_budget(attempt, end))
+        abandoned = attempt.checkpointer is None or attempt.stop_state.abandoned
+        if not abandoned and not await _finalize_checkpoint(attempt, end, error, result):
+            error = MailArrived(f"run {attempt.info.run_id} continues: mail has arrived")
             end = AttemptEnd.INTERRUPTED
     except asyncio.CancelledError:
-        if not run.stop_state.abandoned:
+        if not attempt.stop_state.abandoned:
             raise
     except Exception as exc:  # a store may raise anything
-        log.error("run %s: its checkpoint could not be finalized (%s)", run.info.run_id, end, exc_info=exc)
-    if run.begun or end in (AttemptEnd.FAILED, AttemptEnd.CANCELLED):
-        run.observers.emit(AttemptEnded(end=end, error=error, turn_ended=is_turn_end))
-    await _call_port(run, _report_error(run, error))
+        log.error("run %s: its checkpoint could not be finalized (%s)", attempt.info.run_id, end, exc_info=exc)
+    if attempt.observers.has_begun or end in (AttemptEnd.FAILED, AttemptEnd.CANCELLED):
+        attempt.observers.emit(AttemptEnded(end=end, error=error, turn_ended=is_turn_end))
+    await _call_port(attempt, _report_error(attempt, error))
     return error
 
 
-async def release_claim(run: RunExecution) -> None:
+async def release_claim(attempt: Attempt) -> None:
     """Leave a claimed run that cannot be executed here to other workers."""
-    if run.checkpointer is not None:
+    if attempt.checkpointer is not None:
         try:
-            await run.checkpointer.leave(Leave())
+            await attempt.checkpointer.leave(Leave())
         except Exception as exc:  # a store may raise anything
-            log.error("run %s: its claim could not be released", run.info.run_id, exc_info=exc)
+            log.error("run %s: its claim could not be released", attempt.info.run_id, exc_info=exc)
 
 
 async def _finalize_checkpoint(
-    run: RunExecution, end: AttemptEnd, error: BaseException | None, result: StoredResult | None
+    attempt: Attempt, end: AttemptEnd, error: BaseException | None, result: StoredResult | None
 ) -> bool:
     """Return False if the run has to read its mail before it may end or wait."""
-    checkpointer = run.checkpointer
+    checkpointer = attempt.checkpointer
     if checkpointer is None or end is AttemptEnd.LOST:
         return True
-    if ends_turn(run, end, error):
-        end_turn(run, None if result is None else result[1], error)
-        idle = ConversationIdle(run.info.run_id)
-        if error is not None and run.may_have_children and run.ports.checkpoints is not None:
-            await _call_port(run, run.ports.checkpoints.cancel_children(run.info.run_id))
+    if ends_turn(attempt, end, error):
+        end_turn(attempt, None if result is None else result[1], error)
+        idle = ConversationIdle(attempt.info.run_id)
+        if error is not None and attempt.services.ports.checkpoints is not None:
+            await _call_port(attempt, attempt.services.ports.checkpoints.cancel_children(attempt.info.run_id))
         # With unread mail the run is resumed at once.
         await checkpointer.leave(Leave(AttemptEnd.WAITING, reason=idle.reason, wake_on=tuple(idle.wake_on)))
         return True
@@ -304,17 +310,17 @@ async def _finalize_checkpoint(
         await checkpointer.fail(error)
         return True
     if isinstance(error, ProcessExit):
-        run.state.faults = msgspec.structs.replace(
-            run.state.faults, exit_step=run.state.steps + 1, exit_error=str(error)
+        attempt.state.faults = msgspec.structs.replace(
+            attempt.state.faults, exit_step=attempt.state.steps + 1, exit_error=str(error)
         )
-    await _save_unsaved(run)
-    return await checkpointer.leave(_make_leave(run, error))
+    await _save_unsaved(attempt)
+    return await checkpointer.leave(_make_leave(attempt, error))
 
 
-def _make_leave(run: RunExecution, error: BaseException | None) -> Leave:
+def _make_leave(attempt: Attempt, error: BaseException | None) -> Leave:
     """Return how an attempt ends whose run waits, is parked or is interrupted."""
     if isinstance(error, RunWaiting):
-        topics = (*error.wake_on, INTERRUPT_TOPIC) if run.state.turn is not None else tuple(error.wake_on)
+        topics = (*error.wake_on, INTERRUPT_TOPIC) if attempt.state.turn is not None else tuple(error.wake_on)
         return Leave(AttemptEnd.WAITING, reason=error.reason, wake_at=error.wake_at, wake_on=topics)
     if isinstance(error, RunParked):
         return Leave(AttemptEnd.PARKED, reason=error.message)
@@ -323,26 +329,26 @@ def _make_leave(run: RunExecution, error: BaseException | None) -> Leave:
     return Leave()  # a shutdown, also by the host's own exception, is no reason worth storing
 
 
-async def _save_unsaved(run: RunExecution) -> None:
+async def _save_unsaved(attempt: Attempt) -> None:
     try:
-        await run.saver.save(force=True)
+        await attempt.saver.save(force=True)
     except Exception as exc:  # such as a transcript over its limit: then the run resumes from its last save
-        log.warning("run %s: its progress since the last save was not saved: %s", run.info.run_id, exc)
+        log.warning("run %s: its progress since the last save was not saved: %s", attempt.info.run_id, exc)
 
 
-async def _call_port(run: RunExecution, call: Awaitable[None]) -> None:
+async def _call_port(attempt: Attempt, call: Awaitable[None]) -> None:
     try:
         await call
     except Exception as exc:  # a host's own port may raise anything
-        log.error("run %s: a port failed while the run was finalized", run.info.run_id, exc_info=exc)
+        log.error("run %s: a port failed while the run was finalized", attempt.info.run_id, exc_info=exc)
 
 
-async def _commit_budget(run: RunExecution, end: AttemptEnd) -> None:
-    if run.ports.budget is not None and end is not AttemptEnd.LOST:
-        run.saver.update_elapsed()
-        await run.ports.budget.commit(run.info, run.state)
+async def _commit_budget(attempt: Attempt, end: AttemptEnd) -> None:
+    if attempt.services.ports.budget is not None and end is not AttemptEnd.LOST:
+        attempt.saver.update_elapsed()
+        await attempt.services.ports.budget.commit(attempt.info, attempt.state)
 
 
-async def _report_error(run: RunExecution, error: BaseException | None) -> None:
-    if error is not None and run.ports.listener is not None:
-        await run.ports.listener.on_error(run.info, error)
+async def _report_error(attempt: Attempt, error: BaseException | None) -> None:
+    if error is not None and attempt.services.ports.listener is not None:
+        await attempt.services.ports.listener.on_error(attempt.info, error)

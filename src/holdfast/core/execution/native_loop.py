@@ -1,25 +1,23 @@
 """The native loop: ask the model, call the tools it asks for, repeat."""
 
 import asyncio
-import math
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from holdfast.core.agents.agent import AgentSource, Model
-from holdfast.core.agents.calls import Effect, InDoubt, Reconcile
+from holdfast.core.agents.calls import CallRequest, Effect
 from holdfast.core.agents.tool import Tool
 from holdfast.core.agents.tool_context import CURRENT_REPLY
 from holdfast.core.errors import (
     DefinitionError,
-    InvalidReply,
     PayloadError,
     RepeatedToolCalls,
     ToolFailed,
     format_error,
 )
-from holdfast.core.execution.attempt import RunExecution
+from holdfast.core.execution.attempt import Attempt
 from holdfast.core.execution.call_retries import call_tool
 from holdfast.core.execution.step import StepContext
 from holdfast.core.execution.waits import WAITING
@@ -37,10 +35,11 @@ from holdfast.core.run.messages import (
     ToolResult,
     Usage,
     User,
+    validate_reply,
 )
 from holdfast.core.run.prompt import dump_json_parts, summarize_prompt
 from holdfast.core.run.run_events import ReplyAdded
-from holdfast.core.run.waiting import ApprovalRequest, Deferred, Suspend
+from holdfast.core.run.waiting import Deferred, Suspend
 
 
 class RepeatCounter:
@@ -143,7 +142,7 @@ class _Conversation:
     """The model calls and tool calls of one conversation."""
 
     def __init__(self, context: StepContext) -> None:
-        self._context, self._run = context, context.run
+        self._context, self._attempt = context, context.attempt
         self._history = context.state.history
         self._tools = context.profile.tools
         self._schemas = tuple(tool.schema for tool in self._tools.values())
@@ -179,7 +178,7 @@ class _Conversation:
         reply = await self._request_reply(context.profile.model)
         self._history.append(reply)
         context.add_usage(_ensure_request_counted(reply.usage))
-        if ReplyAdded in self._run.observers.wanted:
+        if ReplyAdded in self._attempt.observers.wanted:
             await context.emit_reply(reply.text)
         if self._repeats.count(_list_requested_calls(reply)) > self._max_repeats:
             raise RepeatedToolCalls(context.run_id, reply.tool_calls[0].name, self._max_repeats)
@@ -187,18 +186,18 @@ class _Conversation:
 
     async def _request_reply(self, model: Model) -> Reply:
         """Call the model until it replies, as the agent's `Retry` says."""
-        retries, gate = self._context.model_retries, self._context.model_gate
+        model_calls = self._context.model_calls
         while True:
-            if gate.has_limits:
-                await gate.enter(get_model_name(model))
+            if model_calls.has_limits:
+                await model_calls.enter(get_model_name(model))
             CURRENT_REPLY.set(self._context)
             try:
                 reply = await model(self._history, self._schemas)
             except Exception as exc:  # a provider may raise anything
-                await retries.on_error(exc)
+                await model_calls.on_error(exc)
             else:
-                retries.on_reply()
-                return _validate_reply(reply)
+                model_calls.on_reply()
+                return validate_reply(reply)
             finally:
                 CURRENT_REPLY.set(None)  # `reset` raises if the coroutine is closed from elsewhere
 
@@ -212,12 +211,12 @@ class _Conversation:
         """Make the calls side by side and return their results in order."""
         if resumed:
             self._check_missing_tools(calls)
-        requests = list(map(self._make_call, calls))
+        tool_calls, requests = self._context.tool_calls, list(map(self._make_call, calls))
         if not resumed:
-            self._context.calls.add_approvals(requests)
-        await self._context.calls.announce(requests, resumed=resumed)
+            tool_calls.add_approvals(requests)
+        await tool_calls.announce({request.call_id: request.effect for request in requests}, resumed=resumed)
         if len(requests) == 1:
-            results = [await self._context.calls.try_execute(requests[0])]
+            results = [await tool_calls.try_execute(requests[0])]
         else:
             results = await self._call_side_by_side(requests)
         if WAITING in results:
@@ -225,11 +224,11 @@ class _Conversation:
         return results
 
     async def _call_side_by_side(self, requests: Sequence["_Call"]) -> list[Any]:
-        tasks = [asyncio.create_task(self._context.calls.try_execute(request)) for request in requests]
+        tasks = [asyncio.create_task(self._context.tool_calls.try_execute(request)) for request in requests]
         try:
             return list(await asyncio.gather(*tasks))
         except Exception as exc:
-            self._run.record_call_error(exc)
+            self._attempt.stop_state.record_call_error(exc)
             raise
         finally:
             for task in tasks:
@@ -247,33 +246,20 @@ class _Conversation:
     def _make_call(self, call: ToolCall) -> "_Call":
         tool = self._tools.get(call.name)
         if tool is None:
-            return _Call(call, f"There is no tool {call.name!r}. Known tools: {', '.join(self._tools) or 'none'}.")
+            return _RefusedCall(
+                call, f"There is no tool {call.name!r}. Known tools: {', '.join(self._tools) or 'none'}."
+            )
         try:
             arguments = tool.check(call.arguments)
         except ValueError as exc:
-            return _Call(call, f"The arguments do not fit: {exc}. The tool was not called.")
-        return _ToolCall(call, tool, arguments, self._run)
+            return _RefusedCall(call, f"The arguments do not fit: {exc}. The tool was not called.")
+        return _ToolCall(call, tool, arguments, self._attempt)
 
 
-class _Call:
-    """A call that cannot be made: its result is a text for the model."""
+class _Call(CallRequest):
+    """A call whose results are messages of this loop."""
 
-    __slots__ = ("_refusal", "approval", "arguments", "call_id", "effect", "in_doubt", "in_thread", "reconcile", "tool")
-
-    def __init__(self, call: ToolCall, refusal: str = "") -> None:
-        self.call_id, self.tool, self.arguments = call.id, call.name, call.arguments
-        self.effect = Effect.PURE
-        self.reconcile: Reconcile | None = None
-        self.in_doubt: InDoubt = "report"
-        self.in_thread = False
-        self.approval: ApprovalRequest | None = None
-        self._refusal = refusal
-
-    async def execute(self) -> Any:
-        return self.error_result(self._refusal)
-
-    def replace_arguments(self, arguments: Any) -> Any:
-        return self.error_result(self._refusal)
+    __slots__ = ()
 
     def error_result(self, text: str) -> ToolResult:
         return ToolResult(call_id=self.call_id, tool=self.tool, content=text, error=True)
@@ -289,16 +275,40 @@ class _Call:
         return isinstance(result, ToolResult) and result.error
 
 
+class _RefusedCall(_Call):
+    """A call that cannot be made: its result is a text for the model."""
+
+    __slots__ = ("_refusal",)
+
+    def __init__(self, call: ToolCall, refusal: str) -> None:
+        super().__init__(call_id=call.id, tool=call.name, arguments=call.arguments, effect=Effect.PURE)
+        self._refusal = refusal
+
+    async def execute(self) -> Any:
+        return self.error_result(self._refusal)
+
+    def replace_arguments(self, arguments: Any) -> Any:
+        return self.error_result(self._refusal)
+
+
 class _ToolCall(_Call):
     """A call of a tool, with validated arguments."""
 
-    __slots__ = ("_run", "_tool", "_validated_arguments")
+    __slots__ = ("_attempt", "_tool", "_validated_arguments")
 
-    def __init__(self, call: ToolCall, tool: Tool, arguments: dict[str, Any], run: RunExecution) -> None:
-        self.call_id, self.tool, self.arguments = call.id, call.name, call.arguments
-        self.effect, self.reconcile, self.in_doubt = tool.policy.effect, tool.policy.reconcile, tool.policy.in_doubt
-        self.in_thread, self.approval = tool.in_thread, tool.policy.request_approval(arguments)
-        self._tool, self._validated_arguments, self._run, self._refusal = tool, arguments, run, ""
+    def __init__(self, call: ToolCall, tool: Tool, arguments: dict[str, Any], attempt: Attempt) -> None:
+        policy = tool.policy
+        super().__init__(
+            call_id=call.id,
+            tool=call.name,
+            arguments=call.arguments,
+            effect=policy.effect,
+            reconcile=policy.reconcile,
+            in_doubt=policy.in_doubt,
+            in_thread=tool.in_thread,
+            approval=policy.request_approval(arguments),
+        )
+        self._tool, self._validated_arguments, self._attempt = tool, arguments, attempt
 
     def replace_arguments(self, arguments: Any) -> Any:
         try:
@@ -309,21 +319,21 @@ class _ToolCall(_Call):
         return None
 
     async def execute(self) -> Any:
-        tool, run = self._tool, self._run
+        tool, attempt = self._tool, self._attempt
         try:
-            returned = await call_tool(run, tool, self.call_id, self._start)
+            returned = await call_tool(attempt, tool, self.call_id, self._start)
             if isinstance(returned, Deferred):
                 return returned
             content = to_json_value(returned, f"the result of {tool.name}")
         except (Exception, asyncio.CancelledError) as exc:  # user code may raise anything: it is a result for the model
-            if isinstance(exc, Suspend) or run.is_resumable_after(exc):
+            if isinstance(exc, Suspend) or attempt.stop_state.is_resumable_after(exc):
                 raise  # the tool waits, parks the run, or announces a shutdown
             cancelled = isinstance(exc, asyncio.CancelledError)
             if cancelled:
                 await asyncio.sleep(0)  # code that cancels all tasks may stop the run only now
             # An exception from a call that the run cancelled is no result. A thread cannot be cancelled, so its is.
             # `task.cancelling()` does not tell: up to Python 3.12 a failed TaskGroup leaves it above zero.
-            if run.is_stopping and (cancelled or not tool.in_thread):
+            if attempt.stop_state.is_stopping and (cancelled or not tool.in_thread):
                 raise
             if tool.on_error == "raise":
                 raise ToolFailed(tool.name, exc) from exc
@@ -331,7 +341,7 @@ class _ToolCall(_Call):
         return ToolResult(call_id=self.call_id, tool=self.tool, content=content)
 
     def _start(self) -> Coroutine[Any, Any, Any]:
-        """Start an attempt. The tool may have changed the arguments of an earlier one."""
+        """Start a try. The tool may have changed the arguments of an earlier one."""
         arguments = self._validated_arguments if self._tool.policy.retry is None else self._tool.check(self.arguments)
         return self._tool.call(arguments)
 
@@ -350,58 +360,6 @@ def _make_finished_call(call: ToolCall, result: ToolResult) -> FinishedCall:
     return FinishedCall(
         call_id=call.id, tool=call.name, arguments=call.arguments, content=result.content, error=result.error
     )
-
-
-def _validate_reply(reply: Any) -> Reply:
-    """Return `reply` as a store would return it, the arguments of its calls lowered to plain data.
-
-    Raises:
-        InvalidReply: it is not a `Reply`, a field has the wrong type, or two of its calls share an id.
-        PayloadError: a store would return it changed.
-    """
-    if not isinstance(reply, Reply):
-        raise InvalidReply(f"the model returned {type(reply).__name__}: return a holdfast Reply")
-    if not isinstance(reply.tool_calls, tuple):
-        raise InvalidReply("the tool calls of a reply have to be a list of ToolCall")
-    calls = tuple(map(_validate_call, reply.tool_calls))
-    if len(calls) > 1 and len({call.id for call in calls}) < len(calls):
-        raise InvalidReply(f"two tool calls of one reply share an id: {[call.id for call in calls]}")
-    own = Reply(text=reply.text, tool_calls=calls, usage=reply.usage)
-    return own if _is_json_safe(own) else _round_trip(own)
-
-
-def _validate_call(call: Any) -> ToolCall:
-    if not isinstance(call, ToolCall):
-        raise InvalidReply("the tool calls of a reply have to be a list of ToolCall")
-    if not call.id or not call.name:
-        raise InvalidReply("every tool call of a reply has to have an id and a name")
-    arguments = to_json_value(call.arguments, f"the arguments of {call.name!r}")
-    return ToolCall(id=call.id, name=call.name, arguments=arguments)
-
-
-def _is_json_safe(reply: Reply) -> bool:
-    """Whether a store returns it unchanged for certain. Others are encoded and decoded to find out."""
-    usage = reply.usage
-    if usage is not NO_USAGE:
-        if type(usage) is not Usage or type(usage.cost_usd) is not float or not math.isfinite(usage.cost_usd):
-            return False
-        counts = (usage.input_tokens, usage.output_tokens, usage.reasoning_tokens, usage.requests, usage.tool_calls)
-        if set(map(type, counts)) != {int}:
-            return False
-    for call in reply.tool_calls:
-        if type(call.id) is not str or not call.id.isascii() or type(call.name) is not str or not call.name.isascii():
-            return False
-    return type(reply.text) is str and reply.text.isascii()
-
-
-def _round_trip(reply: Reply) -> Reply:
-    try:
-        stored: Reply = NATIVE_CODEC.decode(NATIVE_CODEC.encode(reply))
-    except msgspec.ValidationError as exc:
-        raise InvalidReply(f"the model returned a Reply with a field of the wrong type: {exc}") from exc
-    if stored != reply:
-        raise InvalidReply("the model returned a Reply with a field of the wrong type: text has to be a str")
-    return stored
 
 
 def _ensure_request_counted(usage: Usage) -> Usage:

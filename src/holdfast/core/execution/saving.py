@@ -4,15 +4,18 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from holdfast.clock import Clock, Timer
 from holdfast.concurrency import run_in_background, shielded
 from holdfast.core.errors import NotDurable, RunError, SaveFailed
-from holdfast.core.execution.stop_state import StopState
+from holdfast.core.execution.stop import StopState
 from holdfast.core.observer import ClaimVerified, Observers, Saved
 from holdfast.core.ports import Checkpointer
 from holdfast.core.run.state import RunState
+
+if TYPE_CHECKING:
+    from holdfast.core.execution.tool_calls import ToolCalls
 
 log: logging.Logger = logging.getLogger("holdfast.run")
 
@@ -54,10 +57,22 @@ class Saver:
         self.is_writing = False
         #: Writes that other tasks have started.
         self.background_writes: set[asyncio.Task[None]] = set()
+        #: Ends the checkpoint, once the attempt's task is done.
+        self.finalize_task: asyncio.Task[BaseException | None] | None = None
         #: The run is in the store.
         self._is_stored = checkpointer is not None
         #: When the run would have started if it had never been interrupted.
         self._started_at = clock.monotonic() - state.elapsed.total_seconds()
+
+    @property
+    def is_waiting_for_store(self) -> bool:
+        return self.is_writing or bool(self.background_writes) or self.finalize_task is not None
+
+    def cancel_writes(self) -> None:
+        """Cancel the writes in flight: the store does not answer."""
+        for task in (*self.background_writes, self.finalize_task, self.task if self.is_writing else None):
+            if task is not None:
+                task.cancel()
 
     def update_elapsed(self) -> None:
         """Set the execution time of the state to that of now."""
@@ -147,16 +162,8 @@ class Saver:
         return SaveFailed(f"run {self._run_id} could not be saved and waits for recovery: {error}")
 
 
-class PendingIntent(Protocol):
-    """A reply whose calls are being made and that is not saved yet."""
-
-    def save_intent(self) -> None:
-        """Start to save it: the delay has passed. Raises nothing."""
-        ...
-
-
 class IntentTimer:
-    """Saves intents that stay pending for `INTENT_DELAY`.
+    """Saves intents that stay pending for `INTENT_DELAY`: replies whose calls are being made and that are not saved.
 
     The delay is the same for all, so they come due in the order in which they were scheduled and only the first needs
     a timer of the clock. A timer per step, which is nearly always cancelled, costs 10% of the instructions of a step.
@@ -165,16 +172,16 @@ class IntentTimer:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         #: By intent: when it comes due. Ordered, the first one first.
-        self._due_at: dict[PendingIntent, float] = {}
+        self._due_at: dict[ToolCalls, float] = {}
         self._timer: Timer | None = None
 
-    def schedule(self, intent: PendingIntent) -> None:
+    def schedule(self, intent: "ToolCalls") -> None:
         """Save the intent after the delay, unless it is cancelled before."""
         self._due_at[intent] = self._clock.monotonic() + INTENT_DELAY.total_seconds()
         if self._timer is None:
             self._timer = self._clock.call_later(INTENT_DELAY, self._on_timer)
 
-    def cancel(self, intent: PendingIntent) -> None:
+    def cancel(self, intent: "ToolCalls") -> None:
         """Do not save the intent. The timer keeps running for those that are scheduled later."""
         self._due_at.pop(intent, None)
 

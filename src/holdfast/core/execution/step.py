@@ -1,24 +1,24 @@
-"""The handle that a loop works through: durable steps within bounds."""
+"""The handle that a loop works through: durable steps within bounds, and the messages that the next step takes."""
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import msgspec
+
 from holdfast.core.agents.agent import Profile
 from holdfast.core.errors import MissingDefinition, RunParked, StepsExceeded
-from holdfast.core.execution.attempt import RunExecution
-from holdfast.core.execution.call_retries import ModelRetries
-from holdfast.core.execution.model_gate import ModelGate
+from holdfast.core.execution.attempt import Attempt
+from holdfast.core.execution.model_calls import ModelCalls
 from holdfast.core.execution.tool_calls import ToolCalls
 from holdfast.core.execution.turn_cycle import begin_turn, raise_if_interrupted
 from holdfast.core.execution.waits import Waits
 from holdfast.core.observer import MODEL_ASKED, ModelAsked, StepEnded
-from holdfast.core.run.mail import Mail
+from holdfast.core.run.mail import MESSAGE_TOPIC, Mail, decode_message
 from holdfast.core.run.messages import Usage
 from holdfast.core.run.prompt import summarize_prompt
 from holdfast.core.run.run_events import (
     CustomEvent,
-    DraftRetracted,
     MessageAdded,
     ReasoningDelta,
     ReplyAdded,
@@ -27,13 +27,14 @@ from holdfast.core.run.run_events import (
     TurnStarted,
 )
 from holdfast.core.run.state import RunState, StepTimer
+from holdfast.core.run.turns import TurnMessage
 
 
 class StepContext:
     """The whole run, one phase of it, or one turn of a conversation."""
 
     def __init__(
-        self, run: RunExecution, profile: Profile, prompt: str | list[Any], *, turn_mail: Mail | None = None
+        self, attempt: Attempt, profile: Profile, prompt: str | list[Any], *, turn_mail: Mail | None = None
     ) -> None:
         """Make the context of a new or a resumed phase or turn.
 
@@ -44,18 +45,17 @@ class StepContext:
         self.prompt = prompt
         self.profile = profile
         self._turn_mail = turn_mail
-        self.run = run
-        self.state: RunState = run.state
-        self.model_gate: ModelGate = ModelGate(run)
-        self.model_retries: ModelRetries = ModelRetries(run, profile.retry, self.model_gate)
-        self.waits: Waits = Waits(run)
-        self._times = StepTimer(run.clock)
+        self.attempt = attempt
+        self.state: RunState = attempt.state
+        self.model_calls: ModelCalls = ModelCalls(attempt, profile.retry)
+        self.waits: Waits = Waits(attempt)
+        self._times = StepTimer(attempt.services.clock)
         #: The tool calls of the current step.
-        self.calls: ToolCalls = ToolCalls(run, self.waits, self._times)
+        self.tool_calls: ToolCalls = ToolCalls(attempt, self.waits, self._times)
 
     @property
     def run_id(self) -> str:
-        return self.run.info.run_id
+        return self.attempt.info.run_id
 
     def refuse_removed_tools(self, names: Sequence[str]) -> None:
         """Apply the agent's policy to a resumed run that is about to call tools which a deploy has removed."""
@@ -80,18 +80,18 @@ class StepContext:
     @property
     def begins(self) -> bool:
         """Whether the prompt is new: the loop adds it to the history with `start`."""
-        return self._turn_mail is not None if self.run.info.conversation else not self.state.history
+        return self._turn_mail is not None if self.attempt.info.conversation else not self.state.history
 
     async def start(self, messages: Iterable[Any]) -> None:
         """Add the prompt to the history. Returns when it is in the store, before the first model call."""
         if self._turn_mail is not None:
-            begin_turn(self.run, self._turn_mail)
+            begin_turn(self.attempt, self._turn_mail)
             self._turn_mail = None
         self.state.history.extend(messages)
-        await self.run.saver.save(force=True)
-        if self.state.turn is not None and TurnStarted in self.run.observers.wanted:
+        await self.attempt.saver.save(force=True)
+        if self.state.turn is not None and TurnStarted in self.attempt.observers.wanted:
             turn = self.state.turn
-            await self.run.observers.publish(
+            await self.attempt.observers.publish(
                 TurnStarted(
                     run_id=self.run_id,
                     step=self.state.steps + 1,
@@ -110,12 +110,13 @@ class StepContext:
         Args:
             prepare: awaited before the messages are taken; for compaction.
         """
-        run, state = self.run, self.state
-        run.raise_if_stopped()
-        if run.info.conversation:
-            raise_if_interrupted(run)
+        attempt, state = self.attempt, self.state
+        if attempt.stop_state.is_stopped or attempt.stop_state.draining:
+            attempt.stop_state.raise_if_stopped()
+        if attempt.info.conversation:
+            raise_if_interrupted(attempt)
         self._times.begin()
-        observers = run.observers
+        observers = attempt.observers
         if ModelAsked in observers.wanted:
             observers.emit(MODEL_ASKED)
         bounds, phase_bounds = self.profile.bounds, self.profile.phase_bounds
@@ -123,80 +124,93 @@ class StepContext:
             raise StepsExceeded(self.run_id, bounds.max_steps)
         if phase_bounds is not None and state.phase_steps >= phase_bounds.max_steps:
             raise StepsExceeded(self.run_id, phase_bounds.max_steps)
-        if run.ports.budget is not None:
-            await run.ports.budget.check(run.info, state)
+        if attempt.services.ports.budget is not None:
+            await attempt.services.ports.budget.check(attempt.info, state)
         if StepStarted in observers.wanted:
             await observers.publish(StepStarted(run_id=self.run_id, step=state.steps + 1))
         if prepare is not None:
             await prepare()
         # Taken last: an error before this point must not lose the messages.
-        if not state.nudges and not run.mailbox.unread:
+        if not state.nudges and not attempt.mailbox.unread:
             return []
-        for content in run.messages.peek():
+        messages = attempt.mailbox.find(MESSAGE_TOPIC)
+        for content in (*state.nudges, *map(decode_message, messages)):
             text = summarize_prompt(content)
             await observers.publish(MessageAdded(run_id=self.run_id, step=state.steps + 1, role="user", content=text))
-        return run.messages.take()
+        return take_messages(attempt)
 
     def add_usage(self, usage: Usage) -> None:
         """Count the usage of a model call or a tool of this run."""
         self.state.own_usage = self.state.own_usage + usage
-        if self.model_gate.has_limits:
-            self.model_gate.on_usage(usage)
+        if self.model_calls.has_limits:
+            self.model_calls.on_usage(usage)
 
     async def emit_text(self, text: str) -> None:
-        """Show further text of the reply under way to watchers and listeners. It is not recorded."""
-        observers = self.run.observers
+        """Show further text of the reply in progress to watchers and listeners. It is not recorded."""
+        observers = self.attempt.observers
         if text and TextDelta in observers.wanted:
             await observers.publish(TextDelta(run_id=self.run_id, step=self.state.steps + 1, text=text))
 
     async def emit_reasoning(self, text: str) -> None:
         """Show further reasoning that precedes the reply, as `emit_text` does."""
-        observers = self.run.observers
+        observers = self.attempt.observers
         if text and ReasoningDelta in observers.wanted:
             await observers.publish(ReasoningDelta(run_id=self.run_id, step=self.state.steps + 1, text=text))
 
     async def emit_custom(self, name: str, value: Any, *, path: tuple[str, ...] = ()) -> None:
         """Show data of the run's own code to watchers and listeners, and record it."""
-        run = self.run
+        attempt = self.attempt
         event = CustomEvent(run_id=self.run_id, step=self.state.steps + 1, name=name, value=value, path=path)
-        run.record_event(event)
-        await run.saver.save()
-        if CustomEvent in run.observers.wanted:
-            await run.observers.publish(event)
+        attempt.record_event(event)
+        await attempt.saver.save()
+        if CustomEvent in attempt.observers.wanted:
+            await attempt.observers.publish(event)
 
     def restart_draft(self) -> None:
         """Withdraw the text that was emitted: the model is asked again."""
-        observers = self.run.observers
-        if DraftRetracted in observers.wanted:
-            observers.emit(DraftRetracted(run_id=self.run_id, step=self.state.steps + 1))
+        self.model_calls.retract_draft()
 
     def end_draft(self) -> None:
         """End the draft of a reply that listeners do not get, such as one within a subgraph."""
-        self.run.observers.emit(ReplyAdded(run_id=self.run_id, step=self.state.steps + 1))
+        self.attempt.observers.emit(ReplyAdded(run_id=self.run_id, step=self.state.steps + 1))
 
     async def emit_reply(self, text: str) -> None:
         """Show the complete reply, which is in the history: its draft ends."""
-        observers = self.run.observers
+        observers = self.attempt.observers
         if ReplyAdded in observers.wanted:
             await observers.publish(ReplyAdded(run_id=self.run_id, step=self.state.steps + 1, text=text))
 
     async def end_step(self) -> None:
         """Finish and save the step: the reply and all its tool results are in the history."""
-        run, state = self.run, self.state
-        force = self.calls.end_step()
+        attempt, state = self.attempt, self.state
+        force = self.tool_calls.end_step()
         times = self._times.end()
         state.finish_step(times)
-        await run.saver.save(force=force)
-        if run.ports.budget is not None:
-            run.saver.update_elapsed()
-            await run.ports.budget.commit(run.info, state)
-        run.observers.emit(StepEnded(took=None if times is None else timedelta(milliseconds=times.took)))
+        await attempt.saver.save(force=force)
+        if attempt.services.ports.budget is not None:
+            attempt.saver.update_elapsed()
+            await attempt.services.ports.budget.commit(attempt.info, state)
+        attempt.observers.emit(StepEnded(took=None if times is None else timedelta(milliseconds=times.took)))
 
     @property
     def has_messages(self) -> bool:
         """Whether a message waits: the run takes another step even if the reply is an answer."""
-        return not self.run.messages.is_empty
+        return bool(self.state.nudges) or self.attempt.mailbox.has(MESSAGE_TOPIC)
 
     async def close(self) -> None:
         """End the phase or turn: no timer and no save of it stays behind."""
-        await self.calls.close()
+        await self.tool_calls.close()
+
+
+def take_messages(attempt: Attempt) -> list[str | list[Any]]:
+    """Return and remove the messages for the next step: nudges of critics first, then those that were sent to the run.
+
+    They are text, or content parts as plain data. The caller puts them into the history before it awaits anything.
+    """
+    state = attempt.state
+    nudges, state.nudges = state.nudges, ()
+    messages = attempt.mailbox.take_all(MESSAGE_TOPIC)
+    if messages and (turn := state.turn) is not None:
+        joined = {mail.mail_id: TurnMessage.from_mail(mail).digest for mail in messages}
+        state.turn = msgspec.structs.replace(turn, joined={**turn.joined, **joined})
+    return [*nudges, *map(decode_message, messages)]

@@ -1,17 +1,16 @@
 """The tool calls of a step: announced, made and recorded, so that a crash leaves none of them unknown."""
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Literal
 
 import msgspec
 
-from holdfast.core.agents.calls import NOT_EXECUTED, Completed, Effect
+from holdfast.core.agents.calls import NOT_EXECUTED, CallRequest, Completed, Effect
 from holdfast.core.agents.tool_context import _CURRENT_CALL, ToolContext
 from holdfast.core.errors import ProcessExit, RunParked, convert_process_exit
-from holdfast.core.execution.attempt import RunExecution, log
-from holdfast.core.execution.calls import AnnouncedCall, ExecutableCall, RequestedCall
+from holdfast.core.execution.attempt import Attempt, log
 from holdfast.core.execution.child_runs import ChildRuns
 from holdfast.core.execution.waits import WAITING, Waits
 from holdfast.core.observer import CallEnded, CallInDoubt, CallStarted
@@ -36,27 +35,36 @@ _ONCE, _IDEMPOTENT = Effect.ONCE, Effect.IDEMPOTENT
 class ToolCalls:
     """The tool calls of the current step. Those that one reply asks for are a batch."""
 
-    def __init__(self, run: RunExecution, waits: Waits, times: StepTimer) -> None:
-        self._run = run
-        self._state = run.state
+    def __init__(self, attempt: Attempt, waits: Waits, times: StepTimer) -> None:
+        self._attempt = attempt
+        self._state = attempt.state
         self._waits = waits
         self._times = times
-        #: Calls of the current batch without a result.
-        self._outstanding = 0
-        self._in_doubt = _NONE
-        #: The `once` calls of the current batch that have not been started and are not in doubt.
+        #: Announced calls without a result.
+        self._open: dict[str, Effect] = {}
+        #: Announced calls that an earlier process may have started.
+        self._repeated: set[str] = set()
+        #: Those of them whose outcome is unknown.
+        self._in_doubt: set[str] = set()
+        #: The `once` calls that have not been started and are not in doubt.
         self._not_started: set[str] = set()
+        #: Calls that an earlier process announced and, as it has recorded, did not start.
+        self._left: frozenset[str] = _NONE
+        #: That record is removed from the state, and not yet from the store.
+        self._removes_record = False
         self._has_once_call = False
-        #: A call of the batch has an idempotency key, which is of use only if the same call is made again.
+        #: A call of the step has an idempotency key, which is of use only if the same call is made again.
         self._has_idempotent_call = False
-        #: The reply that asks for the batch is not saved: the intent timer will do that.
+        #: A reply that asks for calls is not saved: the intent timer will do that.
         self._intent_pending = False
         self._intent_saves: set[asyncio.Task[bool]] = set()
 
     async def announce(
-        self, calls: Sequence[AnnouncedCall], *, resumed: bool = False, not_started: Collection[str] = ()
+        self, calls: Mapping[str, Effect], *, resumed: bool = False, not_started: Collection[str] = ()
     ) -> None:
-        """Record that the model asked for these calls. Once this returns they may be made.
+        """Record that these calls are asked for, by their ids. Once this returns they may be made.
+
+        Further calls of the step may be announced while others are made. One that is announced already stays as it is.
 
         Args:
             resumed: an earlier process saved the reply that asks for them, so every call without a recorded result
@@ -64,39 +72,48 @@ class ToolCalls:
             not_started: except these, which the loop knows were never started, such as calls that wait for approval.
         """
         self._times.reply()
-        if self._run.mailbox.unread:
+        attempt, known = self._attempt, self._state.calls
+        if attempt.mailbox.unread:
             # What these notices are about is found by the calls that start the children again.
-            self._run.mailbox.take_all(CHILD_TOPIC)
-        results = self._state.results
-        missing = [call for call in calls if call.call_id not in results] if results else calls
-        self._outstanding = len(missing)
-        effects = [call.effect for call in missing]
-        self._has_once_call, self._has_idempotent_call = _ONCE in effects, _IDEMPOTENT in effects
-        recorded = self._take_not_started() if self._state.calls.not_started else _NONE
+            attempt.mailbox.take_all(CHILD_TOPIC)
+        new = calls
+        if self._open or self._state.results:
+            new = {each: calls[each] for each in calls if each not in self._open and each not in self._state.results}
+        self._open.update(new)
+        effects = new.values()
+        has_once = _ONCE in effects
+        self._has_once_call = self._has_once_call or has_once
+        self._has_idempotent_call = self._has_idempotent_call or _IDEMPOTENT in effects
+        if known is not NO_CALLS and known.not_started:
+            self._take_record()
         if resumed:
-            never_started = (*not_started, *self._waits.undecided())
-            self._in_doubt = frozenset(call.call_id for call in missing).difference(never_started, recorded)
-        if self._has_once_call:
-            once = {call.call_id for call in missing if call.effect is _ONCE}
-            self._not_started = once.difference(self._in_doubt, not_started)
+            self._repeated.update(new)
+            self._in_doubt.update(new.keys() - self._left.union(not_started, self._waits.undecided()))
+        if has_once:
+            once = {call_id for call_id, effect in new.items() if effect is _ONCE}
+            self._not_started |= once.difference(self._in_doubt, not_started)
             # If the process dies from now on, these calls are in doubt: the store has to say so before one starts.
-            await (self._run.saver.save(must_succeed=True) if recorded or not resumed else self._run.saver.verify())
+            if resumed and not self._removes_record:
+                await attempt.saver.verify()
+            else:
+                await attempt.saver.save(must_succeed=True)
+                self._removes_record = False
         elif resumed:
             return
-        elif self._run.unproven_since_resume:
+        elif attempt.has_no_step_yet:
             # If these calls end the process, the journal shows which did.
-            await self._run.saver.save(force=True)
-        elif self._run.saver.checkpointer is not None:
+            await attempt.saver.save(force=True)
+        elif attempt.saver.checkpointer is not None and not self._intent_pending:
             self._intent_pending = True
-            self._run.services.intent_timer.schedule(self)
+            attempt.services.intent_timer.schedule(self)
 
-    def add_approvals(self, calls: Iterable[ExecutableCall]) -> None:
+    def add_approvals(self, calls: Iterable[CallRequest]) -> None:
         """Record the calls that wait for approval, before they are announced: they count as never started."""
         for call in calls:
             if call.approval is not None and call.call_id not in self._state.results:
-                self._waits.add_approval(self.make_context(call), call.approval)
+                self._waits.add_approval(self.make_context(call.call_id, call.tool, call.arguments), call.approval)
 
-    async def execute(self, request: ExecutableCall) -> Any:
+    async def execute(self, request: CallRequest) -> Any:
         """Return the recorded result of the call, or make it now. The result is recorded when this returns.
 
         Raises:
@@ -107,13 +124,13 @@ class ToolCalls:
             raise self._waits.make_error()
         return result
 
-    async def try_execute(self, request: ExecutableCall) -> Any:
+    async def try_execute(self, request: CallRequest) -> Any:
         """As `execute`, but return `WAITING` for a call that waits. The loop raises `waits.make_error()` later."""
-        run, state = self._run, self._state
+        attempt, state = self._attempt, self._state
         if request.call_id in state.results:
             return state.results[request.call_id]
-        children = ChildRuns(run, request.call_id)
-        context = self.make_context(request, children)
+        children = ChildRuns(attempt, request.call_id, is_repeated=request.call_id in self._repeated)
+        context = self.make_context(request.call_id, request.tool, request.arguments, children)
         result = None
         wait = None
         if state.calls is not NO_CALLS or request.approval is not None:
@@ -132,28 +149,28 @@ class ToolCalls:
         else:
             if has_waited and request.effect is _ONCE:
                 # The answer is consumed, and the call counts as started, before it is.
-                await run.saver.save(must_succeed=True)
+                await attempt.saver.save(must_succeed=True)
             start = self._start_in_thread if request.in_thread else self._start_call
             result = await start(request, context, children)
             if result is WAITING:
                 return WAITING
-        if self._outstanding > 0:  # the last result of a batch is saved with the step
-            await run.saver.save(force=request.effect is _ONCE)
+        if self._open:  # the last result of a batch is saved with the step
+            await attempt.saver.save(force=request.effect is _ONCE)
         return result
 
-    def make_context(self, request: RequestedCall, children: ChildRuns | None = None) -> ToolContext:
+    def make_context(self, call_id: str, tool: str, arguments: Any, children: ChildRuns | None = None) -> ToolContext:
         """Return the context of a call of the current step."""
         return ToolContext(
-            info=self._run.info,
+            info=self._attempt.info,
             step=self._state.steps + 1,
-            call_id=request.call_id,
-            tool=request.tool,
-            arguments=request.arguments,
+            call_id=call_id,
+            tool=tool,
+            arguments=arguments,
             children=children,
-            clock=self._run.clock,
+            clock=self._attempt.services.clock,
         )
 
-    def _find_wait(self, request: ExecutableCall, context: ToolContext) -> WaitingCall | None:
+    def _find_wait(self, request: CallRequest, context: ToolContext) -> WaitingCall | None:
         """Return the wait of this call; one is added if it needs an approval."""
         wait = self._waits.get(request.call_id)
         # A `once` call in doubt was started without an approval, or not at all.
@@ -162,20 +179,18 @@ class ToolCalls:
             return wait
         return self._waits.add_approval(context, request.approval)
 
-    def _record_result(
-        self, request: ExecutableCall, result: Any, children: ChildRuns, usage: Usage = NO_USAGE
-    ) -> None:
+    def _record_result(self, request: CallRequest, result: Any, children: ChildRuns, usage: Usage = NO_USAGE) -> None:
         """Record the result and its usage together: no save can contain one without the other."""
         state = self._state
         state.results[request.call_id] = result
         state.own_usage = state.own_usage + usage
         if children.outcomes:
             state.child_usage = state.child_usage + children.usage
-        self._outstanding -= 1
+        self._open.pop(request.call_id, None)
 
-    async def _start_in_thread(self, request: ExecutableCall, context: ToolContext, children: ChildRuns) -> Any:
+    async def _start_in_thread(self, request: CallRequest, context: ToolContext, children: ChildRuns) -> Any:
         """Wait for a slot first. The claim is verified after that."""
-        with await self._run.services.threads.reserve(context, self._run) as slot:
+        with await self._attempt.services.threads.reserve(context, self._attempt.stop_state) as slot:
             context = msgspec.structs.replace(context, threads=slot)
             try:
                 return await self._start_call(request, context, children)
@@ -184,14 +199,14 @@ class ToolCalls:
                     self._not_started.add(request.call_id)
                 raise
 
-    async def _start_call(self, request: ExecutableCall, context: ToolContext, children: ChildRuns) -> Any:
-        run, step, observers = self._run, context.step, self._run.observers
+    async def _start_call(self, request: CallRequest, context: ToolContext, children: ChildRuns) -> Any:
+        attempt, step, observers = self._attempt, context.step, self._attempt.observers
         if request.effect is _ONCE:
-            await run.saver.verify()
+            await attempt.saver.verify()
         if ToolCalled in observers.wanted:
             await observers.publish(
                 ToolCalled(
-                    run_id=run.info.run_id,
+                    run_id=attempt.info.run_id,
                     step=step,
                     call_id=request.call_id,
                     tool=request.tool,
@@ -199,10 +214,10 @@ class ToolCalls:
                 )
             )
             if request.effect is _ONCE:  # the listener may have taken longer than a check of the claim is valid
-                await run.saver.verify()
-        started_at = run.clock.monotonic()
+                await attempt.saver.verify()
+        started_at = attempt.services.clock.monotonic()
         self._not_started.discard(request.call_id)
-        run.pauses.calls_in_progress += 1
+        attempt.stop_state.calls_in_progress += 1
         if CallStarted in observers.wanted:
             observers.emit(CallStarted(call=context, effect=request.effect))
         result: Any = None
@@ -218,20 +233,18 @@ class ToolCalls:
             error = exc
             raise
         finally:
-            run.pauses.calls_in_progress -= 1
+            attempt.stop_state.end_call()
             if CallEnded in observers.wanted:
-                took = timedelta(seconds=run.clock.monotonic() - started_at)
+                took = timedelta(seconds=attempt.services.clock.monotonic() - started_at)
                 observers.emit(_make_end_event(request, context, result, error, took))
             error = None  # its traceback holds this frame
-        if run.stop_state.draining:
-            run.pauses.end_if_draining()
         if ToolReturned in observers.wanted:
             await observers.publish(self._make_result_event(request, context, result))
         return result
 
-    def _make_result_event(self, request: ExecutableCall, context: ToolContext, result: Any) -> ToolReturned:
+    def _make_result_event(self, request: CallRequest, context: ToolContext, result: Any) -> ToolReturned:
         return ToolReturned(
-            run_id=self._run.info.run_id,
+            run_id=self._attempt.info.run_id,
             step=context.step,
             call_id=request.call_id,
             tool=request.tool,
@@ -239,9 +252,9 @@ class ToolCalls:
             error=request.is_error(result),
         )
 
-    async def _await_result(self, request: ExecutableCall, context: ToolContext, children: ChildRuns) -> Any:
+    async def _await_result(self, request: CallRequest, context: ToolContext, children: ChildRuns) -> Any:
         """Make the call and return its result, once its child runs have ended."""
-        run, outer = self._run, _CURRENT_CALL.get()
+        attempt, outer = self._attempt, _CURRENT_CALL.get()
         _CURRENT_CALL.set(context)
         try:
             result = await request.execute()
@@ -251,12 +264,12 @@ class ToolCalls:
         except (SystemExit, KeyboardInterrupt) as exc:
             # Raised in a task, these two end the event loop before any run is saved.
             process_exit = ProcessExit(exc)
-            run.record_interruption(process_exit)
+            attempt.stop_state.record_interruption(process_exit)
             raise process_exit from exc
         except Exception as exc:
             children.raise_if_interrupted(exc)
             if not children.waiting:
-                run.record_interruption(exc)
+                attempt.stop_state.record_interruption(exc)
                 raise
             result = WAITING
         finally:
@@ -264,31 +277,34 @@ class ToolCalls:
             children.closed = True
             if children.outcomes:
                 await children.stop()
-        children.raise_if_interrupted()
+        if children.outcomes:
+            children.raise_if_interrupted()
         if children.waiting:
             self._waits.add_children(context, children.waiting)
             return WAITING
         if isinstance(result, Deferred):
             wait = self._waits.add_deferred(context, result)
-            await run.saver.save(must_succeed=True)  # the token is known outside from now on
+            await attempt.saver.save(must_succeed=True)  # the token is known outside from now on
             result = self._waits.resolve(request, wait)
         return result
 
-    async def _resolve_in_doubt(self, request: ExecutableCall, context: ToolContext) -> Any:
+    async def _resolve_in_doubt(self, request: CallRequest, context: ToolContext) -> Any:
         """Return the result of a call in doubt, or `None` if it was not executed and is to be made now."""
         if request.reconcile is not None:
             try:
                 found = await convert_process_exit(request.reconcile(context))
             except Exception as exc:  # user code may raise anything: the outcome stays unknown
-                if self._run.is_resumable_after(exc):
+                if self._attempt.stop_state.is_resumable_after(exc):
                     raise
-                log.warning("run %s: reconciling %s failed: %s", self._run.info.run_id, request.tool, exc, exc_info=exc)
+                log.warning(
+                    "run %s: reconciling %s failed: %s", self._attempt.info.run_id, request.tool, exc, exc_info=exc
+                )
             else:
                 if isinstance(found, Completed):
                     return request.reconciled_result(found.result)
                 if found is NOT_EXECUTED:
                     return None
-        self._run.observers.emit(CallInDoubt(call=context))
+        self._attempt.observers.emit(CallInDoubt(call=context))
         if request.in_doubt == "park":
             calls = self._state.calls
             in_doubt = tuple(sorted({*calls.in_doubt, request.call_id}))
@@ -299,10 +315,17 @@ class ToolCalls:
     def end_step(self) -> bool:
         """Forget the batch: all its results are in the history. Return whether they have to be saved at once."""
         force = self._has_once_call
-        if self._cancel_intent():
+        if self._intent_pending:
+            self._intent_pending = False
+            self._attempt.services.intent_timer.cancel(self)
             force = force or self._has_idempotent_call
-        self._outstanding, self._in_doubt, self._has_once_call = 0, _NONE, False
+        self._has_once_call = self._has_idempotent_call = False
+        self._open.clear()
         self._not_started.clear()
+        if self._repeated or self._left:
+            self._repeated.clear()
+            self._in_doubt.clear()
+            self._left, self._removes_record = _NONE, False
         return force
 
     # -- the intent of pure and idempotent calls ----------------------------------------------------------------
@@ -310,41 +333,38 @@ class ToolCalls:
     def save_intent(self) -> None:
         """Save the reply while its calls are running: for the intent timer."""
         self._intent_pending = False
-        task = asyncio.get_running_loop().create_task(self._run.saver.save(force=self._has_idempotent_call))
+        task = asyncio.get_running_loop().create_task(self._attempt.saver.save(force=self._has_idempotent_call))
         self._intent_saves.add(task)
         task.add_done_callback(self._on_intent_saved)
 
     def _on_intent_saved(self, task: "asyncio.Task[bool]") -> None:
         self._intent_saves.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._run.stop(error)
+            self._attempt.stop(error)
 
-    def _cancel_intent(self) -> bool:
-        """Cancel the delayed save. Return whether there was one."""
-        if not self._intent_pending:
-            return False
-        self._intent_pending = False
-        self._run.services.intent_timer.cancel(self)
-        return True
+    def _take_record(self) -> None:
+        """Remember the calls of this step that an earlier process announced and did not start, and forget the record.
 
-    def _take_not_started(self) -> frozenset[str]:
-        """Return the calls of this step that an earlier process announced and did not start, and forget them."""
-        left = self._state.calls.not_started
+        The next save removes the record from the store. Only an attempt that has ended writes one.
+        """
+        self._left = self._left.union(self._state.calls.not_started)
         self._state.calls = msgspec.structs.replace(self._state.calls, not_started=())
-        return frozenset(left)
+        self._removes_record = True
 
     async def close(self) -> None:
         """End the conversation: no timer and no save of it stays behind."""
         if self._not_started:  # the batch was interrupted
             left = tuple(sorted(self._not_started))
             self._state.calls = msgspec.structs.replace(self._state.calls, not_started=left)
-        self._cancel_intent()
+        if self._intent_pending:
+            self._intent_pending = False
+            self._attempt.services.intent_timer.cancel(self)
         if self._intent_saves:
             await asyncio.gather(*self._intent_saves, return_exceptions=True)
 
 
 def _make_end_event(
-    request: ExecutableCall, context: ToolContext, result: Any, error: BaseException | None, took: timedelta
+    request: CallRequest, context: ToolContext, result: Any, error: BaseException | None, took: timedelta
 ) -> CallEnded:
     outcome: Literal["done", "error", "waiting", "raised"] = "done"
     if error is not None:

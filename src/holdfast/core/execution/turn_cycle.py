@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from holdfast.core.errors import RunCancelled, TurnInterrupted, format_error
-from holdfast.core.execution.attempt import RunExecution
+from holdfast.core.execution.attempt import Attempt
 from holdfast.core.run.mail import MESSAGE_TOPIC, Mail
 from holdfast.core.run.state import NO_CALLS
 from holdfast.core.run.status import AttemptEnd
@@ -28,72 +28,72 @@ CLOSED_CALL = (
 )
 
 
-def open_turn(run: RunExecution) -> Mail | None:
+def open_turn(attempt: Attempt) -> Mail | None:
     """Return the message that begins the next turn; `None` if the present turn is resumed, or the conversation closes.
 
     Raises:
         ConversationIdle: there is no message.
         TurnInterrupted: the present turn waits, and a message interrupts it.
     """
-    state, mailbox = run.state, run.mailbox
+    state, mailbox = attempt.state, attempt.mailbox
     if state.turn is not None:
         state.turn_totals = state.turn.totals
         if state.calls.waits:
-            raise_if_interrupted(run)
+            raise_if_interrupted(attempt)
         return None
     state.turn_totals = Totals.from_state(state)
-    mail = _find_next(run)
+    mail = _find_next(attempt)
     if mail is None and not mailbox.has(CLOSE_TOPIC):
-        raise ConversationIdle(run.info.run_id)
+        raise ConversationIdle(attempt.info.run_id)
     return mail
 
 
-def _find_next(run: RunExecution) -> Mail | None:
-    return run.mailbox.peek(INTERRUPT_TOPIC) or run.mailbox.peek(TURN_TOPIC, MESSAGE_TOPIC)
+def _find_next(attempt: Attempt) -> Mail | None:
+    return attempt.mailbox.peek(INTERRUPT_TOPIC) or attempt.mailbox.peek(TURN_TOPIC, MESSAGE_TOPIC)
 
 
-def raise_if_interrupted(run: RunExecution) -> None:
+def raise_if_interrupted(attempt: Attempt) -> None:
     """End the present turn if a message says so."""
-    if run.info.conversation and run.mailbox.has(INTERRUPT_TOPIC):
-        raise TurnInterrupted(run.info.run_id)
+    if attempt.info.conversation and attempt.mailbox.has(INTERRUPT_TOPIC):
+        raise TurnInterrupted(attempt.info.run_id)
 
 
-def begin_turn(run: RunExecution, mail: Mail) -> None:
+def begin_turn(attempt: Attempt, mail: Mail) -> None:
     """Begin a turn. The caller adds its messages before anything is awaited: the save of both consumes the mail."""
-    state, message = run.state, TurnMessage.from_mail(mail)
-    run.mailbox.take(mail)
+    state, message = attempt.state, TurnMessage.from_mail(mail)
+    attempt.mailbox.take(mail)
     state.history.turn_start = len(state.history)
     state.turn = TurnInput(
         turn_id=mail.mail_id,
         number=len(state.turns) + 1,
         prompt=summarize_input(message.prompt),
         digest=message.digest,
-        at=run.clock.now(),
+        at=attempt.services.clock.now(),
         totals=state.turn_totals,
     )
 
 
-def ends_turn(run: RunExecution, end: AttemptEnd, error: BaseException | None) -> bool:
+def ends_turn(attempt: Attempt, end: AttemptEnd, error: BaseException | None) -> bool:
     """Whether the end of this attempt ends a turn, and the conversation continues."""
-    if not run.info.conversation or not end.is_terminal:
+    if not attempt.info.conversation or not end.is_terminal:
         return False
-    if isinstance(error, RunCancelled | asyncio.CancelledError) and run.stop_state.is_stopped:
+    if isinstance(error, RunCancelled | asyncio.CancelledError) and attempt.stop_state.is_stopped:
         return False  # the conversation was cancelled
-    return error is not None or run.state.turn is not None
+    return error is not None or attempt.state.turn is not None
 
 
-def end_turn(run: RunExecution, output: Any, error: BaseException | None) -> None:
+def end_turn(attempt: Attempt, output: Any, error: BaseException | None) -> None:
     """Record the end of the present turn. The next write of the state contains it."""
-    state = run.state
+    state = attempt.state
     if state.turn is None:  # it failed before it began
-        mail = _find_next(run)
+        mail = _find_next(attempt)
         if mail is None:
             return
-        begin_turn(run, mail)
+        begin_turn(attempt, mail)
         assert state.turn is not None
     if error is not None:
-        _close_calls(run)
-    run.saver.update_elapsed()
+        _close_calls(attempt)
+    attempt.saver.update_elapsed()
     turn, before = state.turn, state.turn.totals
     state.turn = None
     status: TurnStatus = "done"
@@ -108,14 +108,14 @@ def end_turn(run: RunExecution, output: Any, error: BaseException | None) -> Non
             usage=state.usage - before.usage,
             steps=state.steps - before.steps,
             elapsed=state.elapsed - before.elapsed,
-            at=run.clock.now(),
+            at=attempt.services.clock.now(),
         )
     )
 
 
-def _close_calls(run: RunExecution) -> None:
+def _close_calls(attempt: Attempt) -> None:
     """Give every call of an unanswered reply a result: no provider accepts a history without them."""
-    state, loop = run.state, run.loop
+    state, loop = attempt.state, attempt.loop
     state.calls = NO_CALLS
     pending = loop.pending_calls(state.history)
     if not pending:

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import msgspec
 
+from holdfast.core.agents.calls import CallRequest
 from holdfast.core.agents.tool_context import ToolContext
-from holdfast.core.execution.attempt import RunExecution
-from holdfast.core.execution.calls import ExecutableCall
+from holdfast.core.execution.attempt import Attempt
 from holdfast.core.json_value import to_json_value
 from holdfast.core.observer import CallAnswered
 from holdfast.core.run.mail import CHILD_TOPIC, Mail
@@ -36,23 +36,27 @@ WAITING: Final = StillWaiting()
 class Waits:
     """The waiting calls of the current step. Kept in the run's state, so that they survive the process."""
 
-    def __init__(self, run: RunExecution) -> None:
-        self._run = run
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
 
     def get(self, call_id: str) -> WaitingCall | None:
         """Return the wait of a call of the current step."""
-        return self._run.state.calls.waits.get(call_id)
+        return self._attempt.state.calls.waits.get(call_id)
 
     def is_open(self, call_id: str) -> bool:
         """Whether the call waits, and neither an answer nor the time has ended the wait."""
         call = self.get(call_id)
-        if call is None or call.decision is not None or (call.topic and self._run.mailbox.peek(call.topic) is not None):
+        if (
+            call is None
+            or call.decision is not None
+            or (call.topic and self._attempt.mailbox.peek(call.topic) is not None)
+        ):
             return False
-        return call.expires_at is None or call.expires_at > self._run.clock.now()
+        return call.expires_at is None or call.expires_at > self._attempt.services.clock.now()
 
     def undecided(self) -> frozenset[str]:
         """The calls that are not in doubt: they wait, and no answer was read."""
-        return frozenset(call.call_id for call in self._run.state.calls.undecided)
+        return frozenset(call.call_id for call in self._attempt.state.calls.undecided)
 
     def add(
         self,
@@ -79,7 +83,7 @@ class Waits:
             topic=topic or _make_topic(context, kind, earlier),
             reason=reason,
             metadata=to_json_value(metadata, f"the metadata of {context.tool}"),
-            asked_at=self._run.clock.now(),
+            asked_at=self._attempt.services.clock.now(),
             expires_at=expires_at,
             audience=audience,
             token_hash=token_hash,
@@ -112,11 +116,11 @@ class Waits:
         )
 
     def _set(self, call: WaitingCall) -> None:
-        self._run.state.calls = self._run.state.calls.set_wait(call)
+        self._attempt.state.calls = self._attempt.state.calls.set_wait(call)
 
     def add_approval(self, context: ToolContext, approval: ApprovalRequest, metadata: Any = None) -> WaitingCall:
         """Record that a call waits for a person's approval."""
-        expires_at = None if approval.expires_in is None else self._run.clock.now() + approval.expires_in
+        expires_at = None if approval.expires_in is None else self._attempt.services.clock.now() + approval.expires_in
         return self.add(
             context,
             "approval",
@@ -128,7 +132,7 @@ class Waits:
 
     def add_deferred(self, context: ToolContext, deferred: Deferred) -> WaitingCall:
         """Record that a call waits for a result from outside."""
-        expires_at = None if deferred.expires_in is None else self._run.clock.now() + deferred.expires_in
+        expires_at = None if deferred.expires_in is None else self._attempt.services.clock.now() + deferred.expires_in
         return self.add(
             context,
             "result",
@@ -138,7 +142,7 @@ class Waits:
             metadata=deferred.metadata,
         )
 
-    def resolve(self, request: ExecutableCall, wait: WaitingCall) -> Any:
+    def resolve(self, request: CallRequest, wait: WaitingCall) -> Any:
         """Return the result of a call that waited, `WAITING`, or `None` if the call was approved and is to be made."""
         decision = self.decide(wait)
         if decision is None:
@@ -163,10 +167,10 @@ class Waits:
         """
         if call.decision is not None:
             return call.decision
-        mail = self._run.mailbox.peek(call.topic) if call.topic else None
-        now = self._run.clock.now()
+        mail = self._attempt.mailbox.peek(call.topic) if call.topic else None
+        now = self._attempt.services.clock.now()
         if mail is not None:
-            self._run.mailbox.take(mail)
+            self._attempt.mailbox.take(mail)
             decision = _read_decision(call, mail)
         elif call.expires_at is not None and call.expires_at <= now:
             decision = Decision(kind="expire", at=now)
@@ -178,10 +182,10 @@ class Waits:
     def set_decision(self, call: WaitingCall, decision: Decision) -> None:
         """Record the decision about a call."""
         self._set(msgspec.structs.replace(call, decision=decision))
-        self._run.record_event(
+        self._attempt.record_event(
             CallDecided(run_id=call.run_id, step=call.step, call_id=call.call_id, tool=call.tool, decision=decision)
         )
-        self._run.observers.emit(CallAnswered(call=call, decision=decision))
+        self._attempt.observers.emit(CallAnswered(call=call, decision=decision))
 
     def end_child_wait(self, call: WaitingCall) -> WaitingCall | None:
         """Forget that child runs of a call wait: it is repeated. Return its approval, if it had one."""
@@ -194,11 +198,11 @@ class Waits:
 
     def remove(self, call_id: str) -> None:
         """Forget the wait of one call."""
-        self._run.state.calls = self._run.state.calls.remove_wait(call_id)
+        self._attempt.state.calls = self._attempt.state.calls.remove_wait(call_id)
 
     def make_error(self) -> RunWaiting:
         """Return the error that lets the run wait."""
-        return RunWaiting(self._run.info.run_id, self._run.state.calls.undecided)
+        return RunWaiting(self._attempt.info.run_id, self._attempt.state.calls.undecided)
 
 
 def _make_topic(context: ToolContext, kind: WaitKind, earlier: WaitingCall | None) -> str:

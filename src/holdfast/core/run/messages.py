@@ -4,12 +4,14 @@ Messages hold plain data without cycles, so the garbage collector does not track
 transcripts of all runs again and again; `holdfast.stores.sqlite.writer` has the figure.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
 
-from holdfast.core.errors import PayloadError
+from holdfast.core.errors import InvalidReply, PayloadError
+from holdfast.core.json_value import to_json_value
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -152,3 +154,55 @@ class NativeCodec(JsonCodec):
 
 
 NATIVE_CODEC = NativeCodec(Message)
+
+
+def validate_reply(reply: Any) -> Reply:
+    """Return `reply` as a store would return it, the arguments of its calls lowered to plain data.
+
+    Raises:
+        InvalidReply: it is not a `Reply`, a field has the wrong type, or two of its calls share an id.
+        PayloadError: a store would return it changed.
+    """
+    if not isinstance(reply, Reply):
+        raise InvalidReply(f"the model returned {type(reply).__name__}: return a holdfast Reply")
+    if not isinstance(reply.tool_calls, tuple):
+        raise InvalidReply("the tool calls of a reply have to be a list of ToolCall")
+    calls = tuple(map(_validate_call, reply.tool_calls))
+    if len(calls) > 1 and len({call.id for call in calls}) < len(calls):
+        raise InvalidReply(f"two tool calls of one reply share an id: {[call.id for call in calls]}")
+    own = Reply(text=reply.text, tool_calls=calls, usage=reply.usage)
+    return own if _is_json_safe(own) else _round_trip(own)
+
+
+def _validate_call(call: Any) -> ToolCall:
+    if not isinstance(call, ToolCall):
+        raise InvalidReply("the tool calls of a reply have to be a list of ToolCall")
+    if not call.id or not call.name:
+        raise InvalidReply("every tool call of a reply has to have an id and a name")
+    arguments = to_json_value(call.arguments, f"the arguments of {call.name!r}")
+    return ToolCall(id=call.id, name=call.name, arguments=arguments)
+
+
+def _is_json_safe(reply: Reply) -> bool:
+    """Whether a store returns it unchanged for certain. Others are encoded and decoded to find out."""
+    usage = reply.usage
+    if usage is not NO_USAGE:
+        if type(usage) is not Usage or type(usage.cost_usd) is not float or not math.isfinite(usage.cost_usd):
+            return False
+        counts = (usage.input_tokens, usage.output_tokens, usage.reasoning_tokens, usage.requests, usage.tool_calls)
+        if set(map(type, counts)) != {int}:
+            return False
+    for call in reply.tool_calls:
+        if type(call.id) is not str or not call.id.isascii() or type(call.name) is not str or not call.name.isascii():
+            return False
+    return type(reply.text) is str and reply.text.isascii()
+
+
+def _round_trip(reply: Reply) -> Reply:
+    try:
+        stored: Reply = NATIVE_CODEC.decode(NATIVE_CODEC.encode(reply))
+    except msgspec.ValidationError as exc:
+        raise InvalidReply(f"the model returned a Reply with a field of the wrong type: {exc}") from exc
+    if stored != reply:
+        raise InvalidReply("the model returned a Reply with a field of the wrong type: text has to be a str")
+    return stored

@@ -182,8 +182,8 @@ class _InstrumentedChildren:
     async def start(self, agent: AgentSource, prompt: str, key: str | None) -> Any:
         return await self._inner.start(self._instrumentation.wrap_source(agent, self._parent_call), prompt, key)
 
-    def begin_attempt(self) -> None:
-        self._inner.begin_attempt()
+    def begin_try(self) -> None:
+        self._inner.begin_try()
 
 
 class _InstrumentedSource:
