@@ -15,15 +15,20 @@ RUN = "r1"
 class CrashSimulator:
     """Places in tools and models, some of them deadly. Each kills once."""
 
-    def __init__(self, *deadly: str) -> None:
-        self._crash_points = list(deadly)
+    def __init__(self, *deadly: str, saves: bool = True) -> None:
+        """Die at these places, in this order.
+
+        Args:
+            saves: what the run did before its death is saved, as it would be a moment later anyway.
+        """
+        self._crash_points, self._saves = list(deadly), saves
         self._host: SimulatedHost | None = None
         self._crashed = asyncio.Event()
         #: The places that were passed, on all hosts.
         self.passed: list[str] = []
 
     async def reach(self, point: str, *, results: int = 0) -> None:
-        """Die here, or pass. What the run did so far is saved, as it would be a moment later anyway.
+        """Die here, or pass.
 
         Args:
             results: die only when this many other calls of the batch have ended.
@@ -35,7 +40,8 @@ class CrashSimulator:
             assert execution is not None
             while len(execution.state.results) < results:  # noqa: ASYNC110 - no event announces a result
                 await asyncio.sleep(0)
-            await execution.saver.save(force=True)
+            if self._saves:
+                await execution.saver.save(force=True)
             await self._host.crash()
             self._crashed.set()
             await asyncio.Event().wait()

@@ -389,9 +389,10 @@ async def test_a_call_in_doubt_can_wait_for_a_person() -> None:
     assert deaths.passed.count("pay Lyon") == 1
 
 
+@pytest.mark.parametrize("saves", [True, False], ids=["saved", "not saved"])
 @pytest.mark.parametrize("deadly", ["pay Lyon", "pay Faro"])
-async def test_a_call_that_waited_for_its_turn_is_only_in_doubt_once_it_was_begun(deadly: str) -> None:
-    deaths = CrashSimulator(deadly)
+async def test_a_call_that_waited_for_its_turn_is_only_in_doubt_once_it_was_begun(deadly: str, saves: bool) -> None:
+    deaths = CrashSimulator(deadly, saves=saves)
     script = ScriptedModel([call(f"c{n}", "pay", city=city) for n, city in enumerate(("Lyon", "Faro", "Bari"))], "done")
     agent = travelling(script, deaths)
     with agent.parallel_tool_call_execution_mode("sequential"):

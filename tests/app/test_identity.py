@@ -11,11 +11,12 @@ import pytest
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, App, CheckpointSettings, Reply, Retention, ToolResult, tool
-from holdfast.checkpoint.errors import RunConflict, RunNotFound
+from holdfast.checkpoint.errors import RunBusy, RunConflict, RunNotFound
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core import Message, ToolSchema
 from holdfast.core.errors import RunCancelled, RunFailed
 from holdfast.stores.memory import MemoryStore
+from holdfast.testing.manual_clock import ManualClock
 
 PROGRAM = """
 import os, signal, sys
@@ -143,6 +144,44 @@ async def test_run_waits_for_the_worker_that_executes_the_run(durable_store_url:
         gate.set()
         assert [(await run).output for run in runs] == ["done"] * 3
     assert asked == 1
+
+
+async def test_resume_is_refused_while_another_worker_executes_the_run(durable_store_url: str) -> None:
+    reached, gate = asyncio.Event(), asyncio.Event()
+
+    async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        reached.set()
+        await gate.wait()
+        return Reply(text="done")
+
+    agent = Agent(name="a", model=model)
+    async with (
+        App([agent], durable_store_url, worker=False) as one,
+        App([agent], durable_store_url, worker=False) as two,
+    ):
+        run = asyncio.create_task(one.run("a", "go", run_id="r"))
+        await reached.wait()
+        own, other = (asyncio.create_task(app.resume("r")) for app in (one, two))
+        await asyncio.wait([other], timeout=10)
+        assert not own.done(), "in the same process it waits"
+        gate.set()
+        with pytest.raises(RunBusy):
+            await other
+        assert [(await each).output for each in (run, own)] == ["done", "done"]
+
+
+async def test_all_runs_whose_retention_has_passed_are_purged_together() -> None:
+    clock = ManualClock()
+    settings = CheckpointSettings(retention=Retention(done=timedelta(minutes=1)))
+    app = App(
+        [Agent(name="a", model=ScriptedModel("done"))], MemoryStore(clock=clock), checkpoint=settings, clock=clock
+    )
+    async with app:
+        await asyncio.gather(*(app.run("a", "go", run_id=f"r{number}") for number in range(350)))
+        await clock.advance(timedelta(seconds=59))
+        assert len((await app.list(limit=500)).runs) == 350
+        await clock.advance(timedelta(seconds=40))
+        assert (await app.list(limit=500)).runs == ()
 
 
 async def test_a_retention_of_zero_removes_a_run_when_it_ends() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 from pathlib import Path
@@ -26,7 +26,7 @@ from holdfast.batteries.budget import (
     Spend,
 )
 from holdfast.checkpoint.record import RunStatus
-from holdfast.core import Ports
+from holdfast.core import Message, Ports, ToolSchema
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.state import RunState
 from holdfast.db.sqlite_tables import MemoryTables
@@ -303,7 +303,13 @@ async def test_a_limit_is_exceeded_by_at_most_one_step_of_each_run() -> None:
 
 
 async def test_children_book_their_own_spending_and_nothing_is_counted_twice() -> None:
-    child = Agent(name="child", model=spends(7, 1))
+    clock, helping = ManualClock(), spends(7, 1)
+
+    async def help_slowly(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        await clock.advance(timedelta(seconds=2))
+        return await helping(messages, tools)
+
+    child = Agent(name="child", model=help_slowly)
 
     @tool(effect="idempotent")
     async def delegate() -> str:
@@ -315,11 +321,10 @@ async def test_children_book_their_own_spending_and_nothing_is_counted_twice() -
         model=ScriptedModel(tool_reply(call("c1", "delegate"), usage=usage), Reply(text="done", usage=usage)),
         tools=[delegate],
     )
-    budget = Budget(Limit(tokens=1000, per="all"), tables=MemoryTables())
-    result = await SimulatedHost(ports=Ports(budget=budget)).executor.run(parent, "go")
+    budget = Budget(Limit(tokens=1000, per="all"), tables=MemoryTables(), clock=clock)
+    result = await SimulatedHost(clock=clock, ports=Ports(budget=budget)).executor.run(parent, "go")
     assert result.usage.input_tokens == 27
-    spent = await budget.spent("all")
-    assert (spent.tokens, spent.runs) == (27, 1)
+    assert await budget.spent("all") == Spend(tokens=27, runs=1, seconds=2), "the time of a child is in its parent's"
 
 
 @pytest.mark.parametrize("store", ["memory:", None])

@@ -1,6 +1,7 @@
 """Provider limits: the window, permits shared by processes, and runs that wait for them."""
 
 import asyncio
+import json
 import signal
 import subprocess
 import sys
@@ -338,6 +339,18 @@ async def test_windows_that_count_nothing_are_forgotten(setting: Setting) -> Non
     windows = WindowTable(tables)
     assert await windows.select("SELECT key FROM rate_window") == [("d",)]
     await windows.close()
+
+
+async def test_a_window_that_is_always_in_use_forgets_the_calls_that_no_longer_count(setting: Setting) -> None:
+    limits = setting.make(requests_per_minute=9, key=lambda info, model: info.caller_id)
+    for _ in range(20):
+        await limits.acquire(RunInfo(run_id="r", agent_name="a", caller_id="a"), "gpt", 0)
+        await setting.clock.advance(seconds(30))
+    tables = setting.memory if setting.url == "memory:" else tables_from_url(setting.url)
+    windows = WindowTable(tables)
+    [(state,)] = await windows.select("SELECT state FROM rate_window")
+    await windows.close()
+    assert len(json.loads(state)["buckets"]) == 3, "those of the last minute"
 
 
 async def test_the_tokens_of_a_reply_are_settled_and_predict_the_next_call() -> None:

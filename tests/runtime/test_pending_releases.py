@@ -9,9 +9,10 @@ from tests.probe_store import ProbeStore
 from tests.scripted_model import ScriptedModel
 
 from holdfast import Agent, App
-from holdfast.checkpoint.errors import CheckpointError, StoreUnavailable
+from holdfast.checkpoint.errors import CheckpointError, StoreFull, StoreUnavailable
 from holdfast.checkpoint.record import Release, RunRecord, RunStatus
 from holdfast.stores.memory import MemoryStore
+from holdfast.testing.manual_clock import ManualClock
 
 
 class FlakyStore(ProbeStore):
@@ -151,6 +152,17 @@ async def test_a_store_that_does_not_answer_holds_up_nobody_who_is_cancelled(
     async with asyncio.timeout(60):
         while (await store.record()).status is not RunStatus.PARKED:
             await store.inner.wait_for_change(timedelta(seconds=1))
+
+
+async def test_the_end_of_a_run_that_the_store_refused_is_recorded_later_by_the_same_process() -> None:
+    clock = ManualClock()
+    store = ProbeStore(MemoryStore(clock=clock))
+    async with App([Agent(name="agent", model=ScriptedModel("ok"))], store, worker=False, clock=clock) as app:
+        store.fail("release", StoreFull("no room"))
+        assert (await app.run("agent", "go", run_id="run")).output == "ok"
+        assert (await app.get("run")).status is RunStatus.RUNNING
+        await clock.advance(timedelta(minutes=1))
+        assert (await app.get("run")).status is RunStatus.DONE
 
 
 async def test_what_is_not_given_back_is_given_back_at_the_latest_when_the_app_closes(store: FlakyStore) -> None:

@@ -66,6 +66,24 @@ async def test_a_store_that_fails_for_a_moment_ends_no_run_under_way() -> None:
     assert (await _record(probe.inner, "long")).status is RunStatus.DONE
 
 
+async def test_a_recovery_claims_no_further_run_once_its_app_shuts_down() -> None:
+    model, probe = Gated(), ProbeStore(MemoryStore())
+    agent = Agent(name="agent", model=model)
+    async with App([agent], probe, worker=WorkerSettings(take_runs=False, concurrency=1)) as app:
+        for run_id in ("long", "short"):
+            await app.submit(agent, run_id, run_id=run_id)
+        recovering = asyncio.create_task(app.recover())
+        await model.asked.wait()
+        claims = probe.calls.count("claim_next")
+        closing = asyncio.create_task(app.shutdown())
+        await asyncio.sleep(0)
+        model.gate.set()
+        assert set((await recovering).statuses) == {"long"}
+        await closing
+    assert probe.calls.count("claim_next") == claims
+    assert (await _record(probe.inner, "short")).strikes == 0
+
+
 async def test_a_store_that_closes_before_the_worker_waits_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     agent = Agent(name="agent", model=Gated())
     probe = ProbeStore(MemoryStore())

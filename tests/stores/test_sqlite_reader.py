@@ -98,6 +98,38 @@ async def test_what_was_asked_for_is_answered_though_the_store_closes(tmp_path: 
     assert all(isinstance(ident, int) for ident in others)
 
 
+async def test_a_second_thread_that_helps_while_the_store_closes_does_not_keep_the_first_one(tmp_path: Path) -> None:
+    threads = reading(tmp_path / "runs.db")
+    reads = [LongRead(), LongRead()]
+    answers = []
+    for read in reads:  # the first thread, and then the second one
+        answers.append(threads.submit(read))
+        await asyncio.to_thread(read.began.wait, 60)
+    stopping = asyncio.ensure_future(threads.stop())
+    await asyncio.sleep(0)  # one turn of the loop: both threads have been asked to stop
+    reads[1].may_end.set()
+    second = await answers[1]
+    await asyncio.to_thread(second.join, 60)
+    assert not second.is_alive()
+    reads[0].may_end.set()
+    first = await answers[0]
+    await asyncio.to_thread(first.join, 10)
+    assert not first.is_alive()
+    await stopping
+
+
+class LongRead:
+    """A read that takes until it may end. Returns its thread."""
+
+    def __init__(self) -> None:
+        self.began, self.may_end = threading.Event(), threading.Event()
+
+    def __call__(self, execute: Execute) -> threading.Thread:
+        self.began.set()
+        self.may_end.wait(60)
+        return threading.current_thread()
+
+
 async def test_a_load_prepares_no_statement_twice(tmp_path: Path) -> None:
     """SQLite does, for a statement that it would plan by what is bound: that took as long as the statement itself."""
     path = tmp_path / "runs.db"

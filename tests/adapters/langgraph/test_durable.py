@@ -20,7 +20,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.prebuilt import ToolNode
 from langgraph.runtime import Runtime
 from tests.adapters.langgraph.crash import RUN, Crash
-from tests.adapters.langgraph.graphs import USAGE, State, build_agent, script, trip
+from tests.adapters.langgraph.graphs import USAGE, State, build_agent, nested, script, trip
 from tests.simulated_host import SimulatedHost
 
 from holdfast import App, Bounds, Retry, RunInfo
@@ -68,6 +68,28 @@ async def test_a_run_has_the_output_of_the_graph_and_the_usage_of_its_model() ->
     assert result.output == bare
     assert result.steps == 3
     assert result.usage == Usage(input_tokens=20, output_tokens=4, requests=2, tool_calls=2)
+
+
+async def test_the_supersteps_of_a_subgraph_are_within_one_step_of_the_run() -> None:
+    """The agent in the first node makes five: it asks its model three times, and calls tools twice."""
+    async with App([nested], MemoryStore()) as app:
+        result = await app.run(nested, "go")
+        events = [event.type async for event in app.events(result.run_id)]
+    assert (result.steps, events.count("step_finished")) == (2, 2)
+
+
+async def test_a_reply_that_a_later_node_returns_again_is_counted_once() -> None:
+    async def model(state: Chat) -> dict[str, Any]:
+        return {"messages": [AIMessage("warm", id="reply", usage_metadata=USAGE)]}
+
+    async def review(state: Chat) -> dict[str, Any]:
+        return {"messages": [AIMessage("very warm", id="reply", usage_metadata=USAGE)]}
+
+    agent = durable(build_line(model, review, state=Chat).compile(name="line"))
+    async with App([agent], MemoryStore()) as app:
+        result = await app.run(agent, "go")
+    assert [message.text for message in result.output["messages"][1:]] == ["very warm"]
+    assert result.usage == Usage(input_tokens=10, output_tokens=2, requests=1)
 
 
 async def _without_run(graph: Graph, prompt: str) -> Any:

@@ -6,6 +6,7 @@ import pytest
 from agents import Agent, FunctionTool, RunConfig, RunContextWrapper, function_tool
 from agents.run_config import ToolErrorFormatterArgs
 from agents.testing import function_call
+from tests.adapters.crash_simulator import RUN, CrashSimulator
 from tests.adapters.openai_agents.scripted_model import ScriptedModel, call
 from tests.adapters.openai_agents.test_resume import get_outputs
 
@@ -13,6 +14,7 @@ from holdfast import App, ApprovalRequest, Approve, Deferred, Deny, RunWaiting, 
 from holdfast.adapters.openai_agents import ToolPolicy, durable
 from holdfast.core.errors import DefinitionError
 from holdfast.results import WaitingCall
+from holdfast.stores.memory import MemoryStore
 
 
 class Bank:
@@ -60,6 +62,25 @@ async def test_an_approved_call_is_made_once_and_its_siblings_did_not_wait() -> 
     assert (bank.paid, bank.looked) == (["Lyon"], ["Lyon"])
     assert len(bank.model.requests) == 2
     assert get_outputs(bank.model.requests[1]) == {"c1": "paid Lyon", "c2": "Lyon is warm"}
+
+
+async def test_an_approved_call_whose_process_died_does_not_wait_for_another_approval() -> None:
+    deaths, store = CrashSimulator("pay Lyon"), MemoryStore()
+
+    @function_tool(needs_approval=True)
+    async def pay(city: str) -> str:
+        await deaths.reach(f"pay {city}")
+        return f"paid {city}"
+
+    model = ScriptedModel([call("c1", "pay", city="Lyon")], "done")
+    agent = durable(Agent(name="bank", model=model, tools=[pay]), tools={"pay": ToolPolicy("idempotent")})
+    async with App([agent], store, worker=False) as app:
+        with pytest.raises(RunWaiting):
+            await app.run("bank", "go", run_id=RUN)
+        await app.answer(RUN, "c1", Approve())
+    assert (await deaths.resume(agent, store=store)).output == "done"
+    assert deaths.passed == ["pay Lyon", "pay Lyon"]
+    assert get_outputs(model.requests[1]) == {"c1": "paid Lyon"}
 
 
 async def test_a_denied_call_is_not_made_and_the_model_reads_why() -> None:

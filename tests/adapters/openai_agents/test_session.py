@@ -55,7 +55,7 @@ async def test_items_are_kept_in_order_limited_popped_and_cleared(sessions: Hold
     await session.add_items(make_items("three"))
     assert await session.get_items() == make_items("one", "two", "three")
     assert await session.get_items(2) == make_items("two", "three")
-    assert await session.get_items(0) == []
+    assert await session.get_items(0) == await session.get_items(-1) == []
     assert await sessions.get("ada", settings=SessionSettings(limit=1)).get_items() == make_items("three")
     assert await session.pop_item() == make_items("three")[0]
     await session.add_items(make_items("four"))

@@ -39,13 +39,14 @@ async def test_a_watcher_survives_the_death_of_the_worker(durable_store_url: str
                     seen.append(await anext(events))
                 first.kill()
                 await first.wait()
+            # The reply of another worker would replace the draft, without a retraction.
+            while seen[-1].type != "draft_retracted":
+                seen.append(await anext(events))
             async with running_worker(durable_store_url):
                 rest = await collect(events)
         everything = await collect(app.events(run_id))
     assert [event for event in [*seen, *rest] if event.cursor] == [event for event in everything if event.cursor]
     assert [event.text for event in rest if isinstance(event, ReplyAdded)] == ["Rome is warm"]
-    types = [event.type for event in rest]
-    assert types.index("draft_retracted") < types.index("reply")
     assert rest[-1] == StatusChanged(run_id=run_id, status="done")
 
 

@@ -123,6 +123,20 @@ class ClaimNextTests(StoreUnderTest):
             assert get_run_ids(await store.claim_next(worker, agents=["agent"], limit=10)) == [f"{name}-ready"]
         assert get_run_ids(await store.claim_next(worker, agents=["agent"], limit=10)) == []
 
+    async def test_a_higher_priority_comes_first_also_behind_many_callers_in_their_backoff(
+        self, store: RunStore, worker: str
+    ) -> None:
+        names = [f"run-{n:03}" for n in range(300)]
+        claims = await asyncio.gather(
+            *(create_claimed(store, worker, make_run(name, caller_id=name, priority=1)) for name in names)
+        )
+        later = Release(status=RunStatus.INTERRUPTED, delay=timedelta(hours=1))
+        await asyncio.gather(*(store.release(claim, later) for claim in claims))
+        await store.create(make_run("low", caller_id="a"))
+        await store.create(make_run("high", caller_id="z", priority=1))
+        claimed = [get_run_ids(await store.claim_next(worker, agents=["agent"], limit=1)) for _ in range(3)]
+        assert claimed == [["high"], ["low"], []]
+
     async def test_a_run_is_claimed_after_its_backoff(self, store: RunStore, worker: str) -> None:
         claim = await create_claimed(store, worker)
         await store.release(claim, Release(status=RunStatus.INTERRUPTED, delay=timedelta(milliseconds=200)))
