@@ -59,7 +59,7 @@ class Claims:
         #: New for every open.
         self.worker_id: str = f"w-{make_id()}"
         #: Failed releases of runs that this process no longer executes.
-        self._pending_releases: set[Callable[[], Awaitable[None]]] = set()
+        self._pending_releases: dict[Callable[[], Awaitable[None]], None] = {}
         self._retry: asyncio.Task[None] | None = None
         #: Uses of claims that end soon.
         self._uses = 0
@@ -133,7 +133,7 @@ class Claims:
 
     def add_pending_release(self, retry: Callable[[], Awaitable[None]]) -> None:
         """Register `retry` with `retry_pending_releases`."""
-        self._pending_releases.add(retry)
+        self._pending_releases[retry] = None
 
     async def release(self, claim: Claim, release: Release) -> None:
         """Release a claim that has no checkpointer. `retry_pending_releases` repeats a release that failed."""
@@ -146,9 +146,9 @@ class Claims:
         await retry_while_unavailable(partial(self._release, write), timeout, self.clock)
 
     async def _release(self, write: Callable[[], Awaitable[None]]) -> None:
-        self._pending_releases.add(write)  # first: this call may be cancelled, or run while the store closes
+        self._pending_releases[write] = None  # first: this call may be cancelled, or run while the store closes
         await write()
-        self._pending_releases.discard(write)
+        self._pending_releases.pop(write, None)
 
     async def release_claim(self, claim: Claim, release: Release) -> None:
         """Release a claim that this process will not use. A store error is logged, and the release is retried later."""
@@ -177,7 +177,7 @@ class Claims:
             except Exception as exc:  # a host's own store may raise anything
                 log.warning("could not release a claim, will retry: %s", exc)
                 continue
-            self._pending_releases.discard(write)
+            self._pending_releases.pop(write, None)
 
     # -- leaving ------------------------------------------------------------------------------------------------
 

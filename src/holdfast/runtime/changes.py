@@ -24,12 +24,13 @@ class ChangeSignal:
 
     def __init__(self, store: RunStore, clock: Clock) -> None:
         self._store, self._clock = store, clock
-        self._events: set[asyncio.Event] = set()
+        #: In the order in which they were added.
+        self._events: dict[asyncio.Event, None] = {}
         self._task: asyncio.Task[None] | None = None
 
     def open(self) -> None:
         """Begin without listeners: nothing of an event loop that has ended works in another one."""
-        self._events, self._task = set(), None
+        self._events, self._task = {}, None
 
     def listen(self) -> "ChangeListener":
         """Return a listener, which hears changes while it is used as a context manager."""
@@ -37,13 +38,13 @@ class ChangeSignal:
 
     def add(self, event: asyncio.Event) -> None:
         """Set the event at each change from now on."""
-        self._events.add(event)
+        self._events[event] = None
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="holdfast-changes")
 
     def discard(self, event: asyncio.Event) -> None:
         """Leave the event alone."""
-        self._events.discard(event)
+        self._events.pop(event, None)
         if not self._events and self._task is not None:
             self._task.cancel()
             self._task = None

@@ -39,7 +39,8 @@ class RunFeed:
 
     def __init__(self, run_id: str, store: RunStore, drafts: DraftReader, clock: Clock) -> None:
         self.run_id, self._store, self._drafts, self._clock = run_id, store, drafts, clock
-        self.subscriptions: set[Subscription] = set()
+        #: In the order in which they began.
+        self.subscriptions: dict[Subscription, None] = {}
         self.task: asyncio.Task[None] | None = None
         #: Set when the run may have changed.
         self.wakeup = asyncio.Event()
@@ -81,7 +82,7 @@ class RunFeed:
             after = EventCursor(get_incarnation(self._record.created_at), batch.position, _END_OF_ENTRY)
 
     def _subscribe(self, subscription: Subscription) -> None:
-        self.subscriptions.add(subscription)
+        self.subscriptions[subscription] = None
         if self._error is not None:
             subscription.fail(self._error)
         elif self.is_over:

@@ -128,7 +128,7 @@ class EventHub:
         return RunFeed(run_id, self._store, reader, self._clock)
 
     def _leave_feed(self, feed: RunFeed, subscription: Subscription) -> None:
-        feed.subscriptions.discard(subscription)
+        feed.subscriptions.pop(subscription, None)
         feed.users -= 1
         if feed.users == 0:
             self._changes.discard(feed.wakeup)
