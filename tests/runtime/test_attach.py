@@ -5,19 +5,22 @@ import gc
 import weakref
 from collections.abc import Sequence
 from contextvars import ContextVar
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.probe_store import ProbeStore
+from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import REMOVE_ENDED
 
-from holdfast import Agent, App, CheckpointSettings, Reply, Result
+from holdfast import Agent, App, CheckpointSettings, Reply, Result, sleep
 from holdfast.checkpoint.errors import RunConflict, RunNotFound
 from holdfast.core import Message, ToolSchema
 from holdfast.core.errors import RunFailed, Shutdown
 from holdfast.runtime.worker import RecoveryStatus
 from holdfast.stores.memory import MemoryStore
+from holdfast.testing.manual_clock import ManualClock
 
 
 class Page:
@@ -232,3 +235,25 @@ async def test_a_run_that_is_resumed_by_its_id_is_loaded_once(by: str) -> None:
         assert result.output == "answer to Monday"
         calls = [call for call in store.calls if call in ("load", "get_record", "claim")]
     assert calls == ["get_record", "claim", "load"]
+
+
+async def test_a_caller_whose_clock_is_ahead_of_the_stores_waits_for_the_run_without_claiming_it_again_and_again() -> (
+    None
+):
+    start = datetime(2030, 1, 1, tzinfo=UTC)
+    store, clock = ProbeStore(MemoryStore(clock=ManualClock(start))), ManualClock(start + timedelta(minutes=1))
+    model = ScriptedModel(tool_reply(call("c1", "sleep", seconds=1)), "awake")
+    async with App([Agent(name="agent", model=model, tools=[sleep])], store, worker=False, clock=clock) as app:
+        caller = asyncio.create_task(app.run("agent", "sleep", run_id="r", through_waits=True))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert "release" in store.calls
+        await clock.advance(timedelta(seconds=2))
+        claims = store.calls.count("claim")
+        for _ in range(100):
+            await asyncio.sleep(0)
+        further = store.calls.count("claim") - claims
+        caller.cancel()
+        await asyncio.gather(caller, return_exceptions=True)
+        assert claims > 0
+        assert further == 0

@@ -36,6 +36,8 @@ _CONTINUING = (RunLost, ModelUnavailable, MailArrived, RunWaiting)
 
 #: The pause before a run is looked up that this process has claimed but not started.
 _CLAIMED_PAUSE = timedelta(milliseconds=5)
+#: How long a caller waits whose clock is ahead of the store's: by its own clock the run is due.
+_NOT_DUE_PAUSE = timedelta(milliseconds=200)
 
 
 class RunAttacher:
@@ -163,7 +165,9 @@ class RunAttacher:
                 return result
         except LimitReached:
             await changed.wait()
-        except (RunAlreadyRunning, RunNotClaimable, *_CONTINUING):
+        except RunNotClaimable:
+            await changed.wait(_NOT_DUE_PAUSE)  # another was faster, or by the store's clock it is not due
+        except (RunAlreadyRunning, *_CONTINUING):
             pass  # it is executed elsewhere, or continues later
         except RunBusy as busy:
             await changed.wait(_CLAIMED_PAUSE if busy.owner == self._worker.worker_id else POLL_INTERVAL)
