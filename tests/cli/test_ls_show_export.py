@@ -315,7 +315,7 @@ def test_show_says_how_often_a_run_was_retried_and_when_it_resumes(shell: Shell)
 
 
 def test_submit_refuses_the_labels_of_holdfast(shell: Shell) -> None:
-    refused = shell.run("submit", "other", "hi", "--label", "forked_from=r1")
+    refused = shell.run("submit", "other", "hi", "--label", "holdfast.forked_from=r1")
     assert refused.returncode != 0
     assert "is set by holdfast" in refused.stderr
     assert "Traceback" not in refused.stderr

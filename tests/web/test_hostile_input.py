@@ -23,7 +23,7 @@ EDGES = (
     "9999-12-31T23:59:59.999999Z",
     "1969-12-31T23:59:59Z",
 )
-RESERVED = ("forked_from", "forked_at", "forked_at_turn", "pick_of", "holdfast.type", "holdfast.x")
+RESERVED = ("holdfast.forked_from", "holdfast.type", "holdfast.x")
 DEEP = "[" * 100_000 + "]" * 100_000
 
 
@@ -83,7 +83,7 @@ async def test_an_id_that_no_run_can_have_is_404(client: httpx.AsyncClient, path
     ("/runs/r1/fork", {"step": "1", "edit": "result", "call_id": "c", "text": DEEP}),
     ("/runs", {"agent": "clerk", "input": "x", "data": DEEP}),
     ("/runs", {"agent": "clerk", "input": "x", "data": '{"a":' * 900 + "1" + "}" * 900}),
-    ("/runs", {"agent": "clerk", "input": "x", "labels": "forked_from=r1"}),
+    ("/runs", {"agent": "clerk", "input": "x", "labels": "holdfast.forked_from=r1"}),
 ])  # fmt: skip
 async def test_a_form_that_is_not_valid_is_422(client: httpx.AsyncClient, path: str, form: dict[str, str]) -> None:
     assert (await client.post(path, data=form)).status_code == 422

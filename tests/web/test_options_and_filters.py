@@ -47,6 +47,7 @@ QUERY: dict[str, Any] = {
     "agent": "second",
     "caller": "ann",
     "parent": "early",
+    "forked_from": "early",
     "labels": {"team": "red"},
 }
 EXPECTED = {name: ["wanted"] for name in (*QUERY, "since")} | {"until": ["early"]}
@@ -153,7 +154,7 @@ async def create_runs(app: App) -> datetime:
         await create_run(app.store, worker_id, RunInfo(run_id="early", agent_name="first"))
         await pass_time(app.store, worker_id)
         options: dict[str, Any] = {"caller_id": "ann", "labels": {"team": "red"}}
-        info = RunInfo(run_id="wanted", agent_name="second", parent_run_id="early", **options)
+        info = RunInfo(run_id="wanted", agent_name="second", parent_run_id="early", forked_from="early", **options)
         await create_run(app.store, worker_id, info)
         return (await get_record(app.store, "wanted")).created_at
 
@@ -167,7 +168,7 @@ def test_a_condition_holds_for_every_reader(host: Host, name: str) -> None:
     found = {
         "App": asyncio.run(list_in_app(host.make_app(), query)),
         "API": host.request("GET", "/runs", params=encode_query(query)),
-        "ls": host.command("ls", f"--{name.removesuffix('s') if name == 'labels' else name}", as_text),
+        "ls": host.command("ls", "--label" if name == "labels" else f"--{name.replace('_', '-')}", as_text),
         "MCP": asyncio.run(list_with_mcp(host.make_app(), msgspec.to_builtins(query))),
     }
     assert {reader: [run["run_id"] for run in page["runs"]] for reader, page in found.items()} == dict.fromkeys(

@@ -45,6 +45,7 @@ class NewRun(RunIndex, frozen=True, kw_only=True):
     ) -> "NewRun":
         """Return the run that `info` identifies."""
         index = {name: getattr(info, name) for name in RunIndex.__struct_fields__}
+        index["labels"] = info.indexed_labels
         summary = msgspec.json.encode(info.summarize())
         return cls(**index, info=summary, progress=progress, entries=entries, not_before=not_before)
 

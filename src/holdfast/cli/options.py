@@ -249,7 +249,7 @@ RUN_OPTIONS: dict[str, _SharedOption] = {
 }
 
 STATUSES = [status.value for status in RunStatus if status is not RunStatus.REMOVED]
-_METAVARS = {"status": "STATUS", "agent": "NAME", "caller": "ID", "parent": "RUN"}
+_METAVARS = {"agent": "NAME", "caller": "ID", "parent": "RUN", "forked_from": "RUN"}
 _AGO = "30m, 2h, 3d ago, or an ISO time."
 
 

@@ -8,8 +8,7 @@ from holdfast.core.errors import DefinitionError
 
 #: Labels of a new run, and the characters of their names and values.
 MAX_LABELS, MAX_LABEL_NAME, MAX_LABEL_VALUE = 64, 200, 1_000
-#: Labels that holdfast sets: how runs are related.
-_RESERVED_LABELS = frozenset({"forked_from", "forked_at", "forked_at_turn", "pick_of"})
+#: Labels that only holdfast sets.
 _RESERVED_PREFIX = "holdfast."
 #: Stores keep these times, and can add to them.
 _FIRST_TIME, _LAST_TIME = datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
@@ -73,7 +72,7 @@ def check_labels(labels: Mapping[str, str]) -> None:
     if len(labels) > MAX_LABELS:
         raise DefinitionError(f"the run has {len(labels)} labels: give at most {MAX_LABELS}")
     for name, value in labels.items():
-        if name in _RESERVED_LABELS or name.startswith(_RESERVED_PREFIX):
+        if name.startswith(_RESERVED_PREFIX):
             raise DefinitionError(f"the label {name!r:.80} is set by holdfast: choose another name")
         if len(name) > MAX_LABEL_NAME or len(value) > MAX_LABEL_VALUE:
             raise DefinitionError(

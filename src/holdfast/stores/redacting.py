@@ -51,7 +51,7 @@ class RedactingStore(StoreWrapper):
         summary = decode(entries[0].body, Begin).info.summarize()
         return msgspec.structs.replace(
             run,
-            labels=summary.labels,
+            labels=summary.indexed_labels,
             info=encode(summary),
             progress=self._redact_body(run.progress, _SYSTEM_FIELDS),
             entries=entries,

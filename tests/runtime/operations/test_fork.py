@@ -71,7 +71,11 @@ async def test_a_fork_with_an_edited_result_repeats_nothing_before_it(url: str) 
         assert clerk.calls == ["stamp"]
         old = await app.get("results")
         forks = [await app.get(first), await app.get(second)]
-        assert [fork.labels["forked_at"] for fork in forks] == ["1", "2"]
+        assert [(fork.forked_from, fork.forked_at, dict(fork.labels)) for fork in forks] == [
+            ("results", 1, {}),
+            ("results", 2, {}),
+        ]
+        assert {run.run_id for run in (await app.list(forked_from="results")).runs} == {first, second}
         assert [fork.usage.requests for fork in forks] == [old.usage.requests] * 2, "each step counts once"
         assert await get_answer(app, "results") == ("go | 1 | 2 | stamped", 3)
 
@@ -125,7 +129,7 @@ async def test_a_fork_that_is_not_possible_says_why(url: str) -> None:
             await app.fork("refused", 1, edited="x", results={"c1": 1})
         with pytest.raises(PayloadError):
             await app.fork("refused", 1, results={"c1": object()})
-        assert len((await app.list(labels={"forked_from": "refused"})).runs) == 0
+        assert len((await app.list(forked_from="refused")).runs) == 0
         assert (await app.run("team", "go", run_id="phases")).steps == 6
         with pytest.raises(CheckpointError, match="step 4 begins a phase"):
             await app.fork("phases", 4, edited="x")

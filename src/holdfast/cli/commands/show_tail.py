@@ -120,6 +120,7 @@ def _print_summary(output: Output, run: RunDetails, pick: Verdict | None) -> Non
         ("agent", run.agent),
         ("caller", run.caller),
         ("parent", run.parent or ""),
+        ("fork of", f"{run.forked_from}, at {run.forked_at}" if run.forked_from else ""),
         ("prompt", one_line(run.prompt, 200)),
         ("labels", ", ".join(f"{name}={value}" for name, value in run.labels.items())),
         ("created", _format_time_and_age(run.created_at, now)),

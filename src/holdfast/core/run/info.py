@@ -55,6 +55,10 @@ def _copy_labels(labels: Any) -> dict[str, str]:
     return dict(labels or {})
 
 
+#: The label by which stores find the forks of a run. It is not among the labels of the run.
+FORK_LABEL = "holdfast.forked_from"
+
+
 class RequestOptions(TypedDict, total=False):
     """Optional keywords of a new run that clients may give: they describe it, and give its place in the queue."""
 
@@ -135,6 +139,9 @@ class RunInfo(RunIndex, frozen=True, kw_only=True, omit_defaults=True):
     conversation: str = ""
     #: The agents of the runs above this one, root first.
     lineage: tuple[str, ...] = ()
+    #: The run that this one is a fork of, and the step, or of a conversation the turn, at which it was forked.
+    forked_from: str | None = None
+    forked_at: int = 0
     #: Equal for runs with the same prompt and inputs. Only in the summary that listings read; empty if a run was
     #: submitted by SQL.
     request_digest: str = ""
@@ -147,8 +154,9 @@ class RunInfo(RunIndex, frozen=True, kw_only=True, omit_defaults=True):
             DefinitionError: another field is not text, or is text that no store can keep.
         """
         check_run_id(self.run_id)
-        if self.parent_run_id is not None:
-            check_run_id(self.parent_run_id)
+        for related in (self.parent_run_id, self.forked_from):
+            if related is not None:
+                check_run_id(related)
         for name in _TEXT_FIELDS:
             _check_text(name, getattr(self, name))
         prompt: Any = self.prompt
@@ -214,6 +222,11 @@ class RunInfo(RunIndex, frozen=True, kw_only=True, omit_defaults=True):
     def prompt_text(self) -> str:
         """The prompt as text: a short note stands for each content part that is not text."""
         return summarize_prompt(self.prompt)
+
+    @property
+    def indexed_labels(self) -> dict[str, str]:
+        """The labels by which stores find the run: its own, and one that no caller can set for what it is a fork of."""
+        return {**self.labels, FORK_LABEL: self.forked_from} if self.forked_from is not None else self.labels
 
     def summarize(self) -> Self:
         """Return the small part that listings show: the prompt is cut, content parts and inputs are left out."""

@@ -13,9 +13,6 @@ from holdfast.core.run.info import RunInfo
 from holdfast.core.run.turns import TurnInput, TurnRecord
 from holdfast.runtime.operations.run_client import RunClient, make_queued_run
 
-#: Labels of a fork: the conversation that it was copied from, and the turn.
-_FORKED_FROM, _FORKED_AT = "forked_from", "forked_at_turn"
-
 
 async def copy_turns(client: RunClient, source: str, info: RunInfo, at_turn: int, *, include: bool) -> str:
     """Queue a new conversation with the turns of `source` up to `at_turn`. Return the id of that turn.
@@ -33,13 +30,13 @@ async def copy_turns(client: RunClient, source: str, info: RunInfo, at_turn: int
     stored = await client.store.load(source)
     turn_id, entries = _cut(source, stored.entries, at_turn, include=include)
     old = decode(stored.entries[0].body, Begin).info
-    labels = {**old.labels, **info.labels, _FORKED_FROM: source, _FORKED_AT: str(at_turn)}
-    info = msgspec.structs.replace(info, labels=labels)
+    labels = {**old.labels, **info.labels}
+    info = msgspec.structs.replace(info, labels=labels, forked_from=source, forked_at=at_turn)
     try:
         await client.store.create(make_queued_run(info, _make_progress(entries), entries))
     except RunExists:
-        known = await client.get_record(info.run_id)
-        if any(known.labels.get(name) != labels[name] for name in (_FORKED_FROM, _FORKED_AT)):
+        known = decode((await client.get_record(info.run_id)).info, RunInfo)
+        if (known.forked_from, known.forked_at) != (source, at_turn):
             raise RunConflict(info.run_id, known.agent_name) from None
     return turn_id
 

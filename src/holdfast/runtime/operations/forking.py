@@ -62,9 +62,10 @@ class _Forker:
 
     def make(self) -> ForkStart:
         at_step = self._fork.at_step
-        labels = {**self._old.labels, "forked_from": self._old.run_id, "forked_at": str(at_step)}
         new_id = self._fork.new_id or make_id()
-        info = msgspec.structs.replace(self._old, run_id=new_id, parent_run_id=None, labels=labels)
+        info = msgspec.structs.replace(
+            self._old, run_id=new_id, parent_run_id=None, forked_from=self._old.run_id, forked_at=at_step
+        )
         if self._fork.edited is not None:
             return self._make_with_message(info, self._fork.edited)
         end, progress = self._find_step(at_step)

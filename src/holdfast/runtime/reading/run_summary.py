@@ -33,6 +33,9 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     agent: str
     caller: str
     parent: str | None
+    #: The run that this one is a fork of, and the step or turn at which it was forked.
+    forked_from: str | None
+    forked_at: int
     labels: Mapping[str, str]
     #: The beginning of the prompt.
     prompt: str
@@ -93,6 +96,8 @@ def summarize_run(record: RunRecord, now: datetime | None = None) -> RunSummary:
         agent=record.agent_name,
         caller=record.caller_id,
         parent=record.parent_run_id,
+        forked_from=info.forked_from,
+        forked_at=info.forked_at,
         labels=info.labels,
         prompt=info.prompt_text,
         created_at=record.created_at,

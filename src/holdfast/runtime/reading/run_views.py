@@ -13,6 +13,7 @@ from holdfast.checkpoint.progress import AttemptRecord, Progress
 from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus, StoredRun
 from holdfast.checkpoint.store import RunStore
 from holdfast.core.errors import DefinitionError
+from holdfast.core.run.info import FORK_LABEL
 from holdfast.core.run.status import AttemptEnd
 from holdfast.core.validation import to_utc
 from holdfast.runtime.reading.run_summary import RunSummary, summarize_run
@@ -62,6 +63,7 @@ class RunQuery(TypedDict, total=False):
     agent: Annotated[str | None, "Only runs of this agent."]
     caller: Annotated[str | None, "Only runs of this caller."]
     parent: Annotated[str | None, "Only child runs of this run."]
+    forked_from: Annotated[str | None, "Only forks of this run."]
     labels: Annotated[Mapping[str, str] | None, "Only runs with this label."]
     since: Annotated[datetime | None, "Only runs created since then."]
     until: Annotated[datetime | None, "Only runs created before then."]
@@ -125,12 +127,14 @@ def make_filter(**query: Unpack[RunQuery]) -> tuple[RunFilter, frozenset[RunStat
         DefinitionError: an argument has a wrong type or value.
     """
     wanted = _parse_statuses(query.get("status"))
+    origin = _check_text("forked_from", query.get("forked_from"))
+    relation = {} if origin is None else {FORK_LABEL: origin}
     run_filter = RunFilter(
         statuses=_to_stored_statuses(wanted),
         agent_name=_check_text("agent", query.get("agent")),
         caller_id=_check_text("caller", query.get("caller")),
         parent_run_id=_check_text("parent", query.get("parent")),
-        labels=_check_labels(query.get("labels")),
+        labels={**_check_labels(query.get("labels")), **relation},
         created_after=_check_time("since", query.get("since")),
         created_before=_check_time("until", query.get("until")),
     )

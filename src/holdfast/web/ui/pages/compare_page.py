@@ -97,9 +97,9 @@ async def _read_runs(
     store: RunStore, app: App, record: RunRecord, principal: Principal
 ) -> tuple[RunRecord, str, Sequence[Column]]:
     """Read a run and its forks, or the children of a run: the run that they belong to, the prompt, the results."""
-    origin = await _get_visible(store, record.labels.get("forked_from"), principal)
+    origin = await _get_visible(store, summarize_run(record).forked_from, principal)
     root = origin or record
-    runs = [root, *await _list_oldest_first(store, principal, labels={"forked_from": root.run_id})]
+    runs = [root, *await _list_oldest_first(store, principal, forked_from=root.run_id)]
     if len(runs) < _MIN_RUNS:
         root, runs = record, await _list_oldest_first(store, principal, parent=record.run_id)
     columns = [await _make_column(app, each) for each in runs[:_MAX_COLUMNS]]

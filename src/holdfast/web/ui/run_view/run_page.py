@@ -13,6 +13,7 @@ from holdfast.checkpoint.codec import decode
 from holdfast.checkpoint.progress import AttemptRecord, Progress
 from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore
+from holdfast.core.run.info import FORK_LABEL
 from holdfast.core.run.status import AttemptEnd
 from holdfast.fanout.responses import is_fanout
 from holdfast.runtime.reading.formatting import utc_now
@@ -82,12 +83,12 @@ async def read_related(store: RunStore, record: RunRecord, principal: Principal)
 
     children, forks = await asyncio.gather(
         list_visible(store, principal, limit=_LIMIT, parent=record.run_id),
-        list_visible(store, principal, limit=_LIMIT, labels={"forked_from": record.run_id}),
+        list_visible(store, principal, limit=_LIMIT, forked_from=record.run_id),
     )
     return Related(
         run_id=record.run_id,
         parent=record.parent_run_id,
-        origin=record.labels.get("forked_from"),
+        origin=summarize_run(record).forked_from,
         children=[summarize_run(each) for each in children.records[::-1]],
         forks=[summarize_run(each) for each in forks.records[::-1]],
     )
@@ -215,4 +216,4 @@ async def show_image(site: Site, request: Request) -> Response:
 
 def can_compare(record: RunRecord, forks: int, children: int) -> bool:
     """Whether there is more than one result to show."""
-    return is_fanout(record) or forks > 0 or "forked_from" in record.labels or children >= _MIN_COMPARED
+    return is_fanout(record) or forks > 0 or FORK_LABEL in record.labels or children >= _MIN_COMPARED
