@@ -16,23 +16,6 @@ from typing import Any
 import msgspec
 
 from holdfast.checkpoint import RunFilter, RunRecord, RunStatus
-from holdfast.checkpoint.claims import (
-    Claim,
-    ProcessIdentity,
-    WorkerHeartbeat,
-    WorkerIdentity,
-    backoff,
-    is_process_alive,
-)
-from holdfast.checkpoint.concurrency_limits import (
-    LimitName,
-    LimitUsage,
-    Slots,
-    choose_fairly,
-    list_limit_names,
-    make_limit,
-)
-from holdfast.checkpoint.fleet import CountedRow, Fleet, merge_rows
 from holdfast.checkpoint.journal import Append, Entry
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
@@ -46,6 +29,23 @@ from holdfast.checkpoint.record import (
     StoredRun,
 )
 from holdfast.checkpoint.store import NO_TRANSACTIONS
+from holdfast.checkpoint.workers import (
+    Claim,
+    CountedRow,
+    Fleet,
+    LimitName,
+    LimitUsage,
+    ProcessIdentity,
+    Slots,
+    WorkerHeartbeat,
+    WorkerIdentity,
+    backoff,
+    choose_fairly,
+    is_process_alive,
+    list_limit_names,
+    make_limit,
+    merge_rows,
+)
 from holdfast.config import ConcurrencyLimit, LimitKind
 from holdfast.core.errors import DefinitionError
 from holdfast.db.sqlite_tables import SqliteTables

@@ -5,10 +5,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import timedelta
 from typing import Any
 
-from holdfast.checkpoint.claims import Claim, WorkerIdentity
-from holdfast.checkpoint.concurrency_limits import LimitUsage
 from holdfast.checkpoint.errors import StoreClosed
-from holdfast.checkpoint.fleet import Fleet
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
@@ -24,6 +21,7 @@ from holdfast.checkpoint.record import (
     StoredRun,
 )
 from holdfast.checkpoint.store import END, RunStore, iter_runs
+from holdfast.checkpoint.workers import Claim, Fleet, LimitUsage, WorkerIdentity
 from holdfast.config import LimitKind
 from holdfast.db.tables import Tables
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from tests.postgres_server import LocalServer, fresh_database
 
-from holdfast.checkpoint.claims import WorkerIdentity, this_process
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.record import NewRun
 from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.workers import WorkerIdentity, this_process
 from holdfast.stores.from_url import store_from_url
 
 RUNS, CALLERS, KEYS, LIMITS, FULL = 200_000, 50, 1000, 200, 150

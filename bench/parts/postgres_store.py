@@ -16,10 +16,10 @@ from queue import Empty, SimpleQueue
 import psycopg
 from tests.postgres_server import LocalServer, fresh_database
 
-from holdfast.checkpoint.claims import Claim, WorkerIdentity, this_process
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.record import NewRun, RunFilter
 from holdfast.checkpoint.store import iter_runs
+from holdfast.checkpoint.workers import Claim, WorkerIdentity, this_process
 from holdfast.stores.postgres import PostgresStore
 
 BODY = os.urandom(2048)

@@ -18,10 +18,10 @@ from queue import Empty, SimpleQueue
 
 import apsw
 
-from holdfast.checkpoint.claims import Claim, WorkerIdentity, this_process
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.record import NewRun, RunFilter
 from holdfast.checkpoint.store import iter_runs
+from holdfast.checkpoint.workers import Claim, WorkerIdentity, this_process
 from holdfast.stores.sqlite import SqliteStore
 
 KILOBYTE = os.urandom(1024)

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 
 from holdfast.checkpoint.checkpointer import StoreCheckpointer
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import ClaimLost, RunNotClaimable, RunNotFound
 from holdfast.checkpoint.journal import Append, Entry
 from holdfast.checkpoint.record import Release
+from holdfast.checkpoint.workers import Claim
 from holdfast.stores.wrapper import StoreWrapper
 
 

@@ -14,7 +14,7 @@ from tests.chaos.planted_bugs import UnfencedStore, delay_saves
 from tests.chaos.signalled import signalled_agent
 
 from holdfast import App, WorkerSettings
-from holdfast.checkpoint import claims
+from holdfast.checkpoint import workers
 from holdfast.checkpoint.errors import StoreUnavailable
 from holdfast.checkpoint.store import RunStore
 from holdfast.stores.postgres import PostgresStore
@@ -60,7 +60,7 @@ async def work(config: WorkerConfig) -> None:
 
 if __name__ == "__main__":
     config = msgspec.json.decode(sys.argv[1], type=WorkerConfig)
-    claims._host_id = functools.partial(getattr, config, "host")  # type: ignore[assignment]
+    workers._host_id = functools.partial(getattr, config, "host")  # type: ignore[assignment]
     while True:
         try:
             asyncio.run(work(config))

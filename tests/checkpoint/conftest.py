@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest_asyncio
 from tests.checkpoint.harness import CheckpointerHarness
 
-from holdfast.checkpoint.claims import WorkerIdentity, this_process
+from holdfast.checkpoint.workers import WorkerIdentity, this_process
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.manual_clock import ManualClock
 

@@ -7,8 +7,8 @@ from tests.probe_store import ProbeStore
 from tests.simulated_host import REMOVE_ENDED
 
 from holdfast.checkpoint.checkpointer import StoreCheckpointer
+from holdfast.checkpoint.claims import Claims
 from holdfast.checkpoint.codec import decode_run
-from holdfast.checkpoint.ownership import Claims
 from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus
 from holdfast.checkpoint.store import iter_runs
 from holdfast.config import CheckpointSettings, Retention

@@ -7,11 +7,11 @@ import pytest
 from tests.checkpoint.harness import SECOND, CheckpointerHarness
 from tests.probe_store import ProbeStore
 
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.codec import Outcome, decode
 from holdfast.checkpoint.errors import ClaimLost, RunExists, StoreFull, StoreUnavailable, TranscriptTooLarge
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import RunStatus
+from holdfast.checkpoint.workers import Claim
 from holdfast.config import Retention
 from holdfast.core.errors import PayloadError, RunCancelled, RunParked
 from holdfast.core.ports import Leave, NullCheckpointer

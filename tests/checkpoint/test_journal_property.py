@@ -18,14 +18,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.probe_store import ProbeStore
 
 from holdfast.checkpoint.checkpointer import StoreCheckpointer
-from holdfast.checkpoint.claims import WorkerIdentity, this_process
+from holdfast.checkpoint.claims import Claims
 from holdfast.checkpoint.codec import DecodedRun, Step, decode, decode_run, encode
 from holdfast.checkpoint.errors import StoreClosed, StoreFull
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.journal import EntryKind
-from holdfast.checkpoint.ownership import Claims
 from holdfast.checkpoint.record import StoredRun
 from holdfast.checkpoint.store import iter_runs
+from holdfast.checkpoint.workers import WorkerIdentity, this_process
 from holdfast.config import CheckpointSettings
 from holdfast.core.errors import PayloadError
 from holdfast.core.ports import Checkpointer, Leave

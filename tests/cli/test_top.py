@@ -8,9 +8,8 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 from tests.cli.shell import Shell
 
-from holdfast.checkpoint.claims import WorkerIdentity, this_process
-from holdfast.checkpoint.fleet import RunCount
 from holdfast.checkpoint.record import Release, RunStatus
+from holdfast.checkpoint.workers import RunCount, WorkerIdentity, this_process
 from holdfast.cli.commands.top import make_summary, make_tables, render_frame
 from holdfast.cli.opening import open_store
 from holdfast.runtime.reading.activity import Activity, StuckRun, WorkerActivity, compare_activity, read_activity

@@ -11,7 +11,7 @@ from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
 from holdfast import Agent, App, Reply, Retry, ask_person, tool
-from holdfast.checkpoint.claims import WorkerIdentity, this_process
+from holdfast.checkpoint.workers import WorkerIdentity, this_process
 from holdfast.core import Executor
 from holdfast.core.errors import RunParked
 from holdfast.core.run.waiting import RunWaiting

@@ -14,7 +14,7 @@ from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, Bounds, Phase, Reply, Usage, tool
 from holdfast.checkpoint import StoreCheckpoints
-from holdfast.checkpoint.cancel import cancel_run
+from holdfast.checkpoint.claims import cancel_run
 from holdfast.checkpoint.store import iter_runs
 from holdfast.core.errors import DefinitionError, RunParked
 from holdfast.core.run.info import RunInfo

@@ -9,10 +9,10 @@ from tests.runtime.conftest import ProcessHarness, load_records
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, App, current_call, tool
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import StoreFull
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, Release, RunStatus
 from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.workers import Claim
 from holdfast.core.errors import RunParked
 from holdfast.stores.from_url import store_from_url
 

@@ -9,10 +9,10 @@ from tests.probe_store import ProbeStore
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, App, CheckpointSettings, Retention, tool
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import StoreUnavailable
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, Release, RunRecord, RunStatus
 from holdfast.checkpoint.store import get_record
+from holdfast.checkpoint.workers import Claim
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.manual_clock import ManualClock
 

@@ -13,9 +13,9 @@ from tests.probe_store import ProbeStore
 from tests.simulated_host import SimulatedHost
 
 from holdfast import Agent, App, Reply, WorkerSettings
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.record import Release, RunStatus, StoredRun
 from holdfast.checkpoint.store import iter_runs
+from holdfast.checkpoint.workers import Claim
 from holdfast.core import Message, ToolSchema
 from holdfast.runtime.changes import ChangeSignal
 from holdfast.runtime.janitor import PURGE_INTERVAL, Janitor

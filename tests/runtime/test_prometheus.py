@@ -10,10 +10,9 @@ from starlette.requests import Request
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, App, Usage, tool
-from holdfast.checkpoint.claims import WorkerIdentity, this_process
-from holdfast.checkpoint.fleet import RunCount
 from holdfast.checkpoint.record import RunStatus
 from holdfast.checkpoint.store import RunStore, get_record
+from holdfast.checkpoint.workers import RunCount, WorkerIdentity, this_process
 from holdfast.core.metrics import RunMetrics
 from holdfast.core.redaction import Redactor
 from holdfast.runtime.status_server import render_metrics

@@ -7,8 +7,8 @@ from typing import Any
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, App, Reply, tool
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.record import Release, RunStatus
+from holdfast.checkpoint.workers import Claim
 from holdfast.core import Message
 from holdfast.stores.memory import MemoryStore
 

@@ -10,10 +10,10 @@ import pytest
 from tests.probe_store import ProbeStore
 
 from holdfast import Agent, App, CheckpointSettings, Reply, Retention, WorkerSettings
-from holdfast.checkpoint.claims import WorkerIdentity, this_process
 from holdfast.checkpoint.errors import CheckpointError, RunDamaged, StoreClosed, StoreUnavailable
 from holdfast.checkpoint.record import NewRun, Release, RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.workers import WorkerIdentity, this_process
 from holdfast.core import Message, ToolSchema
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sqlite import SqliteStore

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 from tests.store_kinds import get_kind
 
-from holdfast.checkpoint.claims import ProcessIdentity
+from holdfast.checkpoint.workers import ProcessIdentity
 from holdfast.testing.store_suite import DurableRunStoreSuite, RunStoreSuite
 
 #: How long each store is called at random. The suite multiplies it by ten in the thorough form: 30 seconds.

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from tests.store_kinds import DURABLE, STORES
 
-from holdfast.checkpoint.claims import WorkerIdentity, this_process
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.record import NewRun
 from holdfast.checkpoint.store import SupportsHealthCheck
+from holdfast.checkpoint.workers import WorkerIdentity, this_process
 from holdfast.stores.from_url import store_from_url
 
 

@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.checkpoint.claims import WorkerIdentity, this_process
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.record import NewRun, RunRecord, StoredRun
 from holdfast.checkpoint.store import get_record, iter_runs
+from holdfast.checkpoint.workers import WorkerIdentity, this_process
 from holdfast.stores.memory import MemoryStore
 
 

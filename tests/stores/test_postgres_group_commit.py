@@ -8,8 +8,8 @@ import pytest
 from tests.postgres_pool import open_empty_postgres
 from tests.stores.postgres_support import fail_after_timeout, open_store
 
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import ClaimLost
+from holdfast.checkpoint.workers import Claim
 from holdfast.stores.postgres import PostgresStore
 from holdfast.testing.store_processes.store_under_test import (
     add_worker,

@@ -12,9 +12,9 @@ import pytest
 from tests.postgres_pool import open_empty_postgres
 from tests.stores.postgres_support import LONG, fail_after_timeout, open_store, wait_until
 
-from holdfast.checkpoint.claims import Claim, ProcessIdentity, WorkerIdentity, this_process
 from holdfast.checkpoint.errors import ClaimLost, RunBusy
 from holdfast.checkpoint.record import RunFilter
+from holdfast.checkpoint.workers import Claim, ProcessIdentity, WorkerIdentity, this_process
 from holdfast.stores.postgres import PostgresStore
 from holdfast.testing.store_processes.store_process import StoreProcess
 from holdfast.testing.store_processes.store_under_test import (

@@ -9,10 +9,10 @@ import pytest
 from tests.postgres_proxy import CuttingProxy, Harm
 from tests.stores.postgres_support import fail_after_timeout, open_store, route_through, wait_until
 
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import ClaimLost, StoreUnavailable
 from holdfast.checkpoint.record import Release, RunStatus
 from holdfast.checkpoint.store import iter_runs
+from holdfast.checkpoint.workers import Claim
 from holdfast.stores.postgres import PostgresStore
 from holdfast.testing.store_processes.store_under_test import (
     add_worker,

@@ -12,7 +12,7 @@ from tests.postgres_proxy import TransactionPooler
 from tests.postgres_server import LocalServer, fresh_database
 from tests.stores.postgres_support import LONG, fail_after_timeout, open_store
 
-from holdfast.checkpoint.claims import Claim
+from holdfast.checkpoint.workers import Claim
 from holdfast.stores.postgres import PostgresStore
 from holdfast.testing.store_processes.store_under_test import (
     add_worker,

@@ -9,9 +9,9 @@ import pytest
 from tests.postgres_server import LocalServer
 from tests.stores.postgres_support import LONG, fail_after_timeout, open_store
 
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import StoreUnavailable
 from holdfast.checkpoint.record import Release, RunStatus
+from holdfast.checkpoint.workers import Claim
 from holdfast.stores.postgres import PostgresStore
 from holdfast.testing.store_processes.store_under_test import (
     add_worker,

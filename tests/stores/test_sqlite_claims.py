@@ -16,9 +16,9 @@ import apsw
 import msgspec
 import pytest
 
-from holdfast.checkpoint.claims import WorkerIdentity, find_process, is_process_alive, this_process
 from holdfast.checkpoint.errors import RunBusy
 from holdfast.checkpoint.record import Release, RunFilter, RunStatus
+from holdfast.checkpoint.workers import WorkerIdentity, find_process, is_process_alive, this_process
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.stores.sqlite import SqliteStore, claiming
 from holdfast.stores.sqlite.database import statement

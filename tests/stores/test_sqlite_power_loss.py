@@ -15,10 +15,10 @@ import apsw
 import pytest
 from tests.stores.sqlite_power_loss import KEPT, Operation, Platter, Recording, recorded
 
-from holdfast.checkpoint.claims import Claim, WorkerIdentity, this_process
 from holdfast.checkpoint.errors import CheckpointError, RunNotFound
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.record import NewRun, Release, RunStatus
+from holdfast.checkpoint.workers import Claim, WorkerIdentity, this_process
 from holdfast.stores.sqlite import SqliteStore, database, heartbeat, vacuum
 
 #: How many images of each way to lose writes are looked at. More of them find rarer errors.

@@ -10,7 +10,7 @@ from typing import Any
 import apsw
 import pytest
 
-from holdfast.checkpoint.claims import PROCESSES, Processes, ProcessIdentity, WorkerIdentity, this_process
+from holdfast.checkpoint.workers import PROCESSES, Processes, ProcessIdentity, WorkerIdentity, this_process
 from holdfast.concurrency import THREADS, Thread, Threads
 from holdfast.db.tables import Schema
 from holdfast.stores.sqlite import SqliteStore

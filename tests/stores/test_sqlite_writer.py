@@ -9,10 +9,10 @@ import apsw
 import pytest
 from tests.stores.sqlite_power_loss import recorded
 
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import ClaimLost, StoreClosed, StoreError
 from holdfast.checkpoint.record import Release, RunStatus
 from holdfast.checkpoint.store import iter_runs
+from holdfast.checkpoint.workers import Claim
 from holdfast.stores.sqlite import SqliteStore, writer
 from holdfast.stores.sqlite.database import statement
 from holdfast.testing.store_processes.store_under_test import (

@@ -9,10 +9,10 @@ from bench.systems.holdfast.agent import store_url
 from bench.systems.protocol import Job, Result
 
 from holdfast import Agent, App, Reply
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.journal import Append, Entry
 from holdfast.checkpoint.record import Mail, Receipt, Release, StoredRun
 from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.workers import Claim
 from holdfast.core import Message, ToolSchema
 from holdfast.results import Conversation
 from holdfast.stores import store_from_url

@@ -4,10 +4,10 @@ from contextlib import closing
 
 import apsw
 
-from holdfast.checkpoint.claims import WorkerIdentity, this_process
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.record import NewRun, Release, RunStatus
 from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.workers import WorkerIdentity, this_process
 
 #: The agent of the runs. No worker executes it.
 PARKED = "parked"

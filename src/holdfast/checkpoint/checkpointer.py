@@ -10,16 +10,15 @@ from typing import Any
 
 import msgspec
 
-from holdfast.checkpoint.cancel import cancel_children
-from holdfast.checkpoint.claims import Claim
+from holdfast.checkpoint.claims import Claims, cancel_children, retry_while_unavailable
 from holdfast.checkpoint.codec import RecentConversations, decode, encode
 from holdfast.checkpoint.delta import Delta, Watermark, is_rewritten
 from holdfast.checkpoint.errors import StoreUnavailable, TranscriptTooLarge, UnreadMail
 from holdfast.checkpoint.finishing import Ending, end_done, end_failed, end_left, make_release
 from holdfast.checkpoint.journal import Append
-from holdfast.checkpoint.ownership import Claims, retry_while_unavailable
 from holdfast.checkpoint.progress import AttemptLog, AttemptRecord, Progress
 from holdfast.checkpoint.record import NewRun, RunRecord, RunStatus
+from holdfast.checkpoint.workers import Claim
 from holdfast.clock import Timer
 from holdfast.concurrency import run_in_background
 from holdfast.core.errors import RunLost

@@ -1,142 +1,328 @@
-"""Claims, workers, and whether the process of a worker is alive."""
+"""Claims: this process as a worker of a store. It claims, releases and cancels runs, with retries."""
 
-import functools
-import os
-import socket
-import subprocess
-from contextvars import ContextVar
-from datetime import datetime, timedelta
-from pathlib import Path
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from typing import Any, TypeVar
 
-import msgspec
+from holdfast.checkpoint.codec import Outcome, decode, decode_begin, encode
+from holdfast.checkpoint.errors import (
+    RecordDecodeError,
+    RunBusy,
+    RunDamaged,
+    RunNotClaimable,
+    RunNotFound,
+    StoreClosed,
+    StoreUnavailable,
+    UnknownVersion,
+)
+from holdfast.checkpoint.journal import Entry, EntryKind
+from holdfast.checkpoint.progress import Progress
+from holdfast.checkpoint.record import Release, RunFilter, RunStatus, StoredRun, restore_previous
+from holdfast.checkpoint.store import RunStore, get_record, iter_runs
+from holdfast.checkpoint.workers import Claim, WorkerIdentity, this_process
+from holdfast.clock import Clock
+from holdfast.concurrency import run_in_background
+from holdfast.config import CheckpointSettings, Retention
+from holdfast.core.errors import RunCancelled, RunLost, format_error
+from holdfast.ids import make_id
+
+T = TypeVar("T")
+
+log: logging.Logger = logging.getLogger("holdfast.checkpoint")
+
+#: The first pause before a write is retried. The pauses double.
+_INITIAL_BACKOFF = timedelta(milliseconds=50)
+_MAX_BACKOFF = timedelta(seconds=2)
 
 
-class ProcessIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """One process, distinct from a later one with the same pid."""
+class ClaimUse:
+    """A time in which a worker stays registered. As a context manager it ends with the block."""
 
-    #: Host, boot and pid namespace: pids of two processes can be compared only if this is equal.
-    host: str
-    pid: int
-    #: When the process started, in a unit of the operating system.
-    started: str
+    def __init__(self, claims: "Claims") -> None:
+        self._claims = claims
+        self.has_ended = False
+        claims.enter()
+
+    def end(self) -> None:
+        """End it, once."""
+        if not self.has_ended:
+            self.has_ended = True
+            self._claims.leave()
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
 
 
-@functools.cache
-def _host_id() -> str:
-    """Pids mean the same to two processes exactly when they share a boot and a pid namespace."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    namespace = Path("/proc/self/ns/pid")
-    if boot.exists() and namespace.is_symlink():
-        return f"{socket.gethostname()}/{boot.read_text().strip()}/{os.readlink(namespace)}"
-    return socket.gethostname()
+class Claims:
+    """One worker of a store, from its registration to its deregistration. Belongs to one event loop.
 
-
-def _process_start_time(pid: int) -> str | None:
-    """Return the start time of a live process; `None` if there is none, or if it is a zombie.
-
-    A killed process whose main thread has ended, and whose other threads are ending, is shown as a zombie too. It is
-    not one: it still holds its files and locks.
+    A claim is always in use, being released, or being retried: `close` waits for all of them before it deregisters
+    the worker. Otherwise a run would keep a dead owner, which counts as a strike.
     """
-    if Path("/proc/self/stat").exists():
+
+    def __init__(self, store: RunStore, settings: CheckpointSettings, clock: Clock) -> None:
+        self.store, self.settings, self.clock = store, settings, clock
+        #: New for every open.
+        self.worker_id: str = f"w-{make_id()}"
+        #: Failed releases of runs that this process no longer executes.
+        self._pending_releases: dict[Callable[[], Awaitable[None]], None] = {}
+        self._retry: asyncio.Task[None] | None = None
+        #: Uses of claims that end soon.
+        self._uses = 0
+        self._unused = asyncio.Event()
+        self._unused.set()
+        self._is_closing = False
+
+    async def register(self) -> None:
+        """Register the worker. Raises what the store raises."""
+        await self.store.register_worker(WorkerIdentity(worker_id=self.worker_id, process=this_process()))
+
+    # -- claiming -----------------------------------------------------------------------------------------------
+
+    def use(self) -> "ClaimUse":
+        """Keep the worker registered until the use ends, which claims runs and releases them or hands them over.
+
+        Raises:
+            StoreClosed: the worker is leaving.
+        """
+        if self._is_closing and not self._uses:
+            raise StoreClosed("this process takes no more runs: its App closes")
+        return ClaimUse(self)
+
+    def enter(self) -> None:
+        """Count another use."""
+        self._uses += 1
+        self._unused.clear()
+
+    def leave(self) -> None:
+        """Count the end of a use."""
+        self._uses -= 1
+        if not self._uses:
+            self._unused.set()
+
+    async def claim(self, claiming: Awaitable[T], undo: Callable[[T], Coroutine[Any, Any, None]]) -> T:
+        """Return what the store grants. If the caller is cancelled first, undo it when it arrives.
+
+        A store may grant a claim after its caller was cancelled. Without the undo the run would keep a live owner that
+        does not execute it.
+        """
+        task = self.start(_await(claiming))
         try:
-            # The process name, in parentheses, may hold spaces and parentheses: split after the last one.
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            return None
-        state, threads, started = fields[0], int(fields[17]), fields[19]
-        return None if state in ("Z", "X") and threads <= 1 else started
-    shown = subprocess.run(
-        ["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    state, _, started = shown.partition(" ")
-    return None if not state or state.startswith("Z") else started.strip()
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self.start(_undo_when_done(task, undo))
+            raise
+
+    async def claim_with_status(self, run_id: str, status: RunStatus, undo: Release) -> Claim:
+        """Claim a run of this status. If the caller is cancelled meanwhile, end the claim with `undo`."""
+        claiming = self.store.claim(run_id, self.worker_id, statuses={status})
+        return await self.claim(claiming, partial(self.release_claim, release=undo))
+
+    async def restore(self, *claims: Claim) -> None:
+        """Release claims that were not used, as if they had never been taken."""
+        for claim in claims:
+            await self.release_claim(claim, restore_previous(claim))
+
+    def start(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
+        """Start `work`, which `close` waits for and a cancel of all tasks does not reach."""
+        self.enter()
+        task = run_in_background(work)
+        task.add_done_callback(self._on_done)
+        return task
+
+    def _on_done(self, task: "asyncio.Task[Any]") -> None:
+        self.leave()
+        if not task.cancelled():
+            task.exception()  # retrieved: the caller may have left
+
+    # -- releasing ----------------------------------------------------------------------------------------------
+
+    def add_pending_release(self, retry: Callable[[], Awaitable[None]]) -> None:
+        """Register `retry` with `retry_pending_releases`."""
+        self._pending_releases[retry] = None
+
+    async def release(self, claim: Claim, release: Release) -> None:
+        """Release a claim that has no checkpointer. `retry_pending_releases` repeats a release that failed."""
+        await self._release(partial(self.store.release, claim, release))
+
+    async def release_durably(self, claim: Claim, release: Release) -> None:
+        """As `release`. Repeats it while the store is unavailable, until `store_timeout`."""
+        write = partial(self.store.release, claim, release)
+        timeout = self.settings.store_timeout
+        await retry_while_unavailable(partial(self._release, write), timeout, self.clock)
+
+    async def _release(self, write: Callable[[], Awaitable[None]]) -> None:
+        self._pending_releases[write] = None  # first: this call may be cancelled, or run while the store closes
+        await write()
+        self._pending_releases.pop(write, None)
+
+    async def release_claim(self, claim: Claim, release: Release) -> None:
+        """Release a claim that this process will not use. A store error is logged, and the release is retried later."""
+        try:
+            await self.release(claim, release)
+        except (RunLost, StoreClosed):
+            pass  # another worker owns the run, or will once this worker is deregistered
+        except Exception as exc:  # a host's own store may raise anything
+            log.warning("run %s: could not release its claim, will retry: %s", claim.run_id, exc)
+
+    async def retry_pending_releases(self) -> None:
+        """Repeat the releases that failed. Until they succeed, this live worker owns runs that it does not execute.
+
+        A retry outlives its caller, and there is one at a time: half of a cancelled tree would be left to recovery.
+        """
+        if self._retry is None or self._retry.done():
+            self._retry = run_in_background(self._retry_each())
+        await asyncio.shield(self._retry)
+
+    async def _retry_each(self) -> None:
+        for write in list(self._pending_releases):
+            try:
+                await write()
+            except RunLost:
+                pass  # another worker owns the run
+            except Exception as exc:  # a host's own store may raise anything
+                log.warning("could not release a claim, will retry: %s", exc)
+                continue
+            self._pending_releases.pop(write, None)
+
+    # -- leaving ------------------------------------------------------------------------------------------------
+
+    async def finish(self) -> None:
+        """Grant no further claims, wait until none is in use, and retry failed releases.
+
+        Call this before the worker is deregistered: after it, a run that has ended would count as interrupted.
+        """
+        self._is_closing = True
+        await self._unused.wait()
+        self.enter()  # a retry may cancel child runs
+        try:
+            if self._retry is not None:
+                await asyncio.wait([self._retry])  # it may not know of the releases that failed last
+            await self.retry_pending_releases()
+        finally:
+            self.leave()
+
+    async def deregister(self) -> None:
+        """Deregister the worker: others take its runs. Raises what the store raises."""
+        await self.store.deregister_worker(self.worker_id)
 
 
-@functools.cache
-def _identify_own(pid: int) -> ProcessIdentity:
-    """Cached by the pid, because the process may fork."""
-    return ProcessIdentity(host=_host_id(), pid=pid, started=_process_start_time(pid) or "unknown")
+async def retry_while_unavailable(work: Callable[[], Awaitable[None]], timeout: timedelta, clock: Clock) -> None:
+    """Do `work`. Repeat it while the store is unavailable, with growing pauses, until `timeout`."""
+    pause = _INITIAL_BACKOFF
+    deadline: float | None = None
+    while True:
+        try:
+            await work()
+            return
+        except StoreUnavailable:
+            now = clock.monotonic()
+            if deadline is None:
+                deadline = now + timeout.total_seconds()
+            if now + pause.total_seconds() > deadline:
+                raise
+        await clock.sleep(pause)
+        pause = min(pause * 2, _MAX_BACKOFF)
 
 
-def find_process(pid: int) -> ProcessIdentity | None:
-    """Return the process with this pid on this host; `None` if there is none."""
-    started = _process_start_time(pid)
-    return None if started is None else ProcessIdentity(host=_host_id(), pid=pid, started=started)
+async def _await(awaitable: Awaitable[T]) -> T:
+    return await awaitable
 
 
-class Processes:
-    """The processes of this host, as the operating system shows them. A simulator overrides both methods."""
-
-    def identify_own(self) -> ProcessIdentity:
-        """Return the identity of the calling process."""
-        return _identify_own(os.getpid())
-
-    def is_alive(self, process: ProcessIdentity) -> bool | None:
-        """Whether the process runs (a stopped one does); `None` if that cannot be known from this host."""
-        if process.host != _host_id():
-            return None
-        if process == self.identify_own():
-            return True
-        return _process_start_time(process.pid) == process.started
+async def _undo_when_done(task: "asyncio.Task[T]", undo: Callable[[T], Coroutine[Any, Any, None]]) -> None:
+    await asyncio.wait([task])
+    if not task.cancelled() and task.exception() is None:
+        await undo(task.result())
 
 
-_SYSTEM_PROCESSES = Processes()
+async def cancel_run(claims: Claims, run_id: str) -> None:
+    """Cancel a run without a live owner, or ask its owner to. Its unfinished child runs are cancelled first.
 
-#: Where this process finds itself and others. A simulator sets its own in the context of each simulated process.
-PROCESSES: ContextVar[Processes] = ContextVar("holdfast_processes", default=_SYSTEM_PROCESSES)
-
-
-def this_process() -> ProcessIdentity:
-    """Return the identity of the calling process."""
-    return PROCESSES.get().identify_own()
-
-
-def is_process_alive(process: ProcessIdentity) -> bool | None:
-    """Whether the process runs (a stopped one does); `None` if that cannot be known from this host."""
-    return PROCESSES.get().is_alive(process)
-
-
-class WorkerIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that executes runs. It has one heartbeat for all of them."""
-
-    #: New for every process start; never used again.
-    worker_id: str
-    process: ProcessIdentity
-
-
-class WorkerHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
-    """A registered worker, as other processes see it."""
-
-    worker: WorkerIdentity
-    #: Whether the runs it holds are left to it.
-    alive: bool
-    #: Its last heartbeat. A worker on this host may be known to be dead although it was a moment ago.
-    last_at: datetime
-
-
-class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The right to execute one run, until a larger token exists.
-
-    The holder keeps the token it was given and hands it to every write. It never reads a newer one from the store:
-    that would defeat the fence.
+    Raises:
+        RunNotFound: there is no such run. RunNotClaimable: it is terminal already.
     """
+    retention = claims.settings.retention
+    with claims.use():
+        try:
+            claim, undo = await _claim(claims, run_id)
+        except RunBusy:
+            await claims.store.request_cancel(run_id)
+            return
+        try:
+            await cancel_children(claims, run_id)
+            stored = await claims.store.load(run_id)
+            release = _make_release(stored, retention)
+        except (RunDamaged, RecordDecodeError, UnknownVersion) as exc:
+            await claims.release_durably(claim, make_cancelled_release(f"cancelled; {exc}", retention))
+        except asyncio.CancelledError:
+            claims.start(claims.release_claim(claim, undo))
+            raise
+        except BaseException:
+            await claims.release_claim(claim, undo)
+            raise
+        else:
+            await claims.release_durably(claim, release)
+            if not retention.cancelled and stored.record.parent_run_id is None:
+                await claims.store.remove(run_id)
 
-    run_id: str
-    worker_id: str
-    #: Grows over the whole store, so also over removal and re-creation of a run id.
-    token: int
-    #: Claims in a row, this one included, without a finished step.
-    strikes: int
-    #: The worker that held the run until now, if it did not release it: it has died, or lost the run to this claim.
-    taken_from: str | None = None
 
+async def cancel_children(claims: Claims, run_id: str, *, continues: bool = False) -> None:
+    """Cancel the unfinished children of a run that the caller has claimed and will cancel next, or that continues.
 
-_BACKOFF = (timedelta(0), timedelta(0), timedelta(seconds=5), timedelta(seconds=30))
-
-
-def backoff(strikes: int) -> timedelta:
-    """Return the time from a claim until recovery may take the run again, by its number of strikes.
-
-    The first death of an owner costs no wait: that is a deploy or a power cut. Further ones may be poison.
+    Recovery leaves them alone meanwhile, because their parent is not terminal. If this process dies half-way, the
+    recorded cancel request makes the next owner cancel the run.
     """
-    return _BACKOFF[min(strikes, len(_BACKOFF) - 1)]
+    children = [child async for child in iter_runs(claims.store, RunFilter(parent_run_id=run_id))]
+    if children and not continues:
+        await claims.store.request_cancel(run_id)
+    for child in children:
+        if child.is_terminal:
+            await cancel_children(claims, child.run_id)
+            continue
+        with suppress(RunNotFound, RunNotClaimable):  # it has ended meanwhile
+            await cancel_run(claims, child.run_id)
+
+
+def make_cancelled_release(reason: str, retention: Retention) -> Release:
+    """Return the release that records a cancel without an outcome."""
+    return Release(status=RunStatus.CANCELLED, reason=reason, retention=retention.cancelled)
+
+
+async def _claim(claims: Claims, run_id: str) -> tuple[Claim, Release]:
+    """Claim a run without a live owner. Returns the claim, and the release that undoes it."""
+    try:
+        claim = await claims.claim(claims.store.claim(run_id, claims.worker_id), claims.restore)
+    except RunNotClaimable as exc:
+        if exc.status not in (RunStatus.PARKED, RunStatus.WAITING):
+            raise
+        record = await get_record(claims.store, run_id)
+        waited = Release(
+            status=RunStatus(exc.status), reason=record.reason, wake_at=record.wake_at, wake_on=record.wake_on
+        )
+        return await claims.claim_with_status(run_id, waited.status, waited), waited
+    return claim, restore_previous(claim)
+
+
+def _make_release(stored: StoredRun, retention: Retention) -> Release:
+    """Return the release that records the cancel and its outcome.
+
+    Raises:
+        CheckpointError: the run cannot be read.
+    """
+    decode_begin(stored)
+    record = stored.record
+    text = format_error(RunCancelled(f"run {record.run_id} was cancelled"))
+    outcome = encode(Outcome(error=text, usage=decode(record.progress, Progress).usage))
+    return Release(
+        status=RunStatus.CANCELLED,
+        reason=text,
+        entries=[Entry(seq=record.next_seq, kind=EntryKind.OUTCOME, body=outcome)],
+        retention=retention.cancelled,
+    )

@@ -5,9 +5,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from holdfast.checkpoint.cancel import cancel_children
 from holdfast.checkpoint.checkpointer import StoreCheckpointer
-from holdfast.checkpoint.claims import Claim
+from holdfast.checkpoint.claims import Claims, cancel_children
 from holdfast.checkpoint.codec import RecentConversations, decode, decode_run
 from holdfast.checkpoint.delta import StoredTurns, make_watermark
 from holdfast.checkpoint.errors import (
@@ -16,7 +15,6 @@ from holdfast.checkpoint.errors import (
     RunNotFound,
     UnknownVersion,
 )
-from holdfast.checkpoint.ownership import Claims
 from holdfast.checkpoint.progress import AttemptLog, Progress
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
@@ -25,6 +23,7 @@ from holdfast.checkpoint.record import (
     restore_previous,
 )
 from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.workers import Claim
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.config import CheckpointSettings
 from holdfast.core.errors import DefinitionError, MissingDefinition, RunParked

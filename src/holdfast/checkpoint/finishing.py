@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from holdfast.checkpoint.claims import Claim, backoff
 from holdfast.checkpoint.codec import Outcome, encode
 from holdfast.checkpoint.delta import Delta
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.record import Release, RunStatus
+from holdfast.checkpoint.workers import Claim, backoff
 from holdfast.config import Retention
 from holdfast.core.errors import RunCancelled, format_error
 from holdfast.core.ports import Leave

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.checkpoint.claims import Claim
+from holdfast.checkpoint.workers import Claim
 from holdfast.core.json_value import to_json_value
 from holdfast.core.run.messages import NO_USAGE, Usage
 from holdfast.core.run.state import (

@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.journal import Entry
+from holdfast.checkpoint.workers import Claim
 from holdfast.core.run.info import RunIndex, RunInfo
 from holdfast.core.run.mail import Mail as Mail
 from holdfast.core.run.status import CLAIMABLE_STATUSES as CLAIMABLE_STATUSES

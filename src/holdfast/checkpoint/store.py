@@ -6,9 +6,6 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
-from holdfast.checkpoint.claims import Claim, WorkerIdentity
-from holdfast.checkpoint.concurrency_limits import LimitUsage
-from holdfast.checkpoint.fleet import Fleet
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
@@ -23,6 +20,7 @@ from holdfast.checkpoint.record import (
     RunStatus,
     StoredRun,
 )
+from holdfast.checkpoint.workers import Claim, Fleet, LimitUsage, WorkerIdentity
 from holdfast.config import LimitKind
 from holdfast.db.tables import Tables
 

@@ -7,8 +7,8 @@ from datetime import timedelta
 
 from holdfast.checkpoint.errors import CheckpointError, RunNotFound
 from holdfast.checkpoint.factory import StoreCheckpoints
-from holdfast.checkpoint.fleet import measure_queues
 from holdfast.checkpoint.store import END
+from holdfast.checkpoint.workers import measure_queues
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.core.errors import RunCancelled
 from holdfast.core.execution.executor import Executor

@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Self
 
 from holdfast.checkpoint.errors import StoreError
-from holdfast.checkpoint.fleet import RunCount, measure_queues
 from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.workers import RunCount, measure_queues
 from holdfast.clock import Clock
 from holdfast.core.metrics import BUCKETS, AgentMetrics, Histogram, RunMetrics
 from holdfast.runtime.worker import Worker

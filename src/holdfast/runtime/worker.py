@@ -8,14 +8,14 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
-from holdfast.checkpoint.claims import Claim
+from holdfast.checkpoint.claims import ClaimUse
 from holdfast.checkpoint.codec import decode
 from holdfast.checkpoint.errors import CheckpointError, RecordDecodeError, RunDamaged, StoreClosed, StoreError
 from holdfast.checkpoint.factory import StoreCheckpoints
-from holdfast.checkpoint.ownership import ClaimUse
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import Release, RunFilter, RunRecord, RunStatus, StoredRun, restore_previous
 from holdfast.checkpoint.store import iter_runs
+from holdfast.checkpoint.workers import Claim
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.concurrency import run_in_background
 from holdfast.core.agents.agent import AgentSource

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from holdfast.checkpoint.checkpoint_store import CheckpointStore, RunCheckpoint
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.codec import decode
 from holdfast.checkpoint.errors import RecordDecodeError, StoreError, StoreUnavailable
 from holdfast.checkpoint.journal import Append
@@ -27,6 +26,7 @@ from holdfast.checkpoint.record import (
     RunStatus,
     StoredRun,
 )
+from holdfast.checkpoint.workers import Claim
 from holdfast.clock import Clock
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.memory_run import MemoryRun

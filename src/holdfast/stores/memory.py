@@ -7,8 +7,6 @@ from typing import Any
 
 import msgspec
 
-from holdfast.checkpoint.claims import Claim, WorkerHeartbeat, WorkerIdentity
-from holdfast.checkpoint.concurrency_limits import LimitName, LimitUsage, choose_fairly
 from holdfast.checkpoint.errors import (
     ClaimLost,
     InvalidCursor,
@@ -19,7 +17,6 @@ from holdfast.checkpoint.errors import (
     RunNotFound,
     StoreClosed,
 )
-from holdfast.checkpoint.fleet import CountedRow, Fleet, merge_rows
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
@@ -36,6 +33,17 @@ from holdfast.checkpoint.record import (
     StoredRun,
 )
 from holdfast.checkpoint.store import NO_TRANSACTIONS
+from holdfast.checkpoint.workers import (
+    Claim,
+    CountedRow,
+    Fleet,
+    LimitName,
+    LimitUsage,
+    WorkerHeartbeat,
+    WorkerIdentity,
+    choose_fairly,
+    merge_rows,
+)
 from holdfast.clock import CLOCK, Clock
 from holdfast.config import LimitKind
 from holdfast.core.errors import DefinitionError

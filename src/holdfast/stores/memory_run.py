@@ -6,11 +6,10 @@ from datetime import datetime
 
 import msgspec
 
-from holdfast.checkpoint.claims import Claim, backoff
-from holdfast.checkpoint.concurrency_limits import LimitName, LimitUsage, Slots, list_limit_names, make_limit
 from holdfast.checkpoint.errors import RunEnded, StoreError, UnreadMail
 from holdfast.checkpoint.journal import Append, Entry
 from holdfast.checkpoint.record import TERMINAL_STATUSES, Mail, NewRun, Receipt, Release, RunRecord, RunStatus
+from holdfast.checkpoint.workers import Claim, LimitName, LimitUsage, Slots, backoff, list_limit_names, make_limit
 from holdfast.config import ConcurrencyLimit, LimitKind
 from holdfast.core.run.info import RunIndex
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import msgspec
 
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.codec import Begin, Draft, decode, encode
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.record import Mail, NewRun, Receipt, Release
 from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.workers import Claim
 from holdfast.core.redaction import Redact
 from holdfast.core.run.info import RunInfo
 from holdfast.stores.wrapper import StoreWrapper

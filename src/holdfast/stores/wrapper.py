@@ -4,9 +4,6 @@ from collections.abc import Awaitable, Collection, Sequence
 from datetime import timedelta
 from typing import Any
 
-from holdfast.checkpoint.claims import Claim, WorkerIdentity
-from holdfast.checkpoint.concurrency_limits import LimitUsage
-from holdfast.checkpoint.fleet import Fleet
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
@@ -21,6 +18,7 @@ from holdfast.checkpoint.record import (
     StoredRun,
 )
 from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.workers import Claim, Fleet, LimitUsage, WorkerIdentity
 from holdfast.config import LimitKind
 from holdfast.db.tables import Tables
 

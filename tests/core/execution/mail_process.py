@@ -13,10 +13,10 @@ from pathlib import Path
 from tests.core.execution.mail_worker import make_agent
 
 from holdfast import App, Approve
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.workers import Claim
 from holdfast.stores.from_url import store_from_url
 from holdfast.stores.wrapper import StoreWrapper
 

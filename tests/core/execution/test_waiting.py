@@ -27,11 +27,11 @@ from holdfast import (
     tool,
     wait_for,
 )
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import CheckpointError, RunEnded, RunNotFound
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import RunStatus
 from holdfast.checkpoint.store import END, get_record
+from holdfast.checkpoint.workers import Claim
 from holdfast.config import CheckpointSettings
 from holdfast.core import Message, ToolSchema
 from holdfast.core.errors import DefinitionError, PayloadError

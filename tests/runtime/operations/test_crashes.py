@@ -21,8 +21,8 @@ from tests.scripted_model import call, tool_reply
 
 from holdfast import Agent, App, CheckpointSettings, Reply, ToolResult, User, tool
 from holdfast.adapters.pydantic_ai import ToolPolicy, durable
-from holdfast.checkpoint.claims import WorkerIdentity
 from holdfast.checkpoint.store import END
+from holdfast.checkpoint.workers import WorkerIdentity
 from holdfast.core import Message, ToolSchema
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME

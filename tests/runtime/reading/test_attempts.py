@@ -9,8 +9,8 @@ from tests.runtime.conftest import ProcessHarness
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, App, Approve, RunWaiting, WorkerSettings
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.progress import MAX_ATTEMPTS, AttemptLog, AttemptRecord
+from holdfast.checkpoint.workers import Claim
 from holdfast.core import Tool
 from holdfast.core.errors import RunFailed
 from holdfast.core.run.status import AttemptEnd

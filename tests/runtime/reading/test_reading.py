@@ -9,9 +9,9 @@ from tests.cli.modules import approving
 
 from holdfast import Agent, App, Reply, Retry, RunWaiting, ToolCall, Usage, WorkerSettings, tool
 from holdfast.adapters.pydantic_ai import durable
-from holdfast.checkpoint.claims import WorkerIdentity, this_process
 from holdfast.checkpoint.errors import InvalidCursor, RunNotFound
 from holdfast.checkpoint.record import Release, RunStatus
+from holdfast.checkpoint.workers import WorkerIdentity, this_process
 from holdfast.core.errors import DefinitionError, RunFailed
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.manual_clock import ManualClock

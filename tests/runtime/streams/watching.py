@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from holdfast import Reply, emit_text, tool
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.record import StoredRun
+from holdfast.checkpoint.workers import Claim
 from holdfast.core import emit_reasoning
 from holdfast.events import Event, TextDelta
 from holdfast.stores.memory import MemoryStore

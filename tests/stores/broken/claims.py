@@ -5,10 +5,10 @@ from collections.abc import Collection, Sequence
 import msgspec
 from tests.stores.broken.broken_store import BrokenStore
 
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import ClaimLost, RunNotFound
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunStatus
+from holdfast.checkpoint.workers import Claim
 from holdfast.stores.memory_run import MemoryRun
 
 

@@ -5,8 +5,8 @@ from datetime import timedelta
 import msgspec
 from tests.stores.broken.broken_store import BrokenStore
 
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.record import Pending, RunStatus
+from holdfast.checkpoint.workers import Claim
 
 
 class KeepsTheFirstDraft(BrokenStore):

@@ -11,11 +11,11 @@ from typing import ClassVar
 import msgspec
 from examples.snapshot_store import Contents, Run, SnapshotStore
 
-from holdfast.checkpoint.claims import Claim, ProcessIdentity, WorkerIdentity, is_process_alive
 from holdfast.checkpoint.errors import RunDamaged
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import Mail, Receipt, Release, RunStatus, StoredRun
 from holdfast.checkpoint.store import END
+from holdfast.checkpoint.workers import Claim, ProcessIdentity, WorkerIdentity, is_process_alive
 from holdfast.db.sqlite_tables import MemoryTables
 from holdfast.db.tables import Tables
 

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 from tests.stores.broken.broken_store import BrokenStore
 
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import ClaimLost, RunNotFound, StoreError
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.record import NewRun, RunRecord, StoredRun
 from holdfast.checkpoint.store import END
+from holdfast.checkpoint.workers import Claim
 from holdfast.stores.memory_run import MemoryRun
 
 

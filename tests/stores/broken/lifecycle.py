@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 import msgspec
 from tests.stores.broken.broken_store import BrokenStore
 
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import StoreClosed
 from holdfast.checkpoint.record import NewRun, Pending, Release, RunStatus, StoredRun
+from holdfast.checkpoint.workers import Claim
 from holdfast.db.sqlite_tables import MemoryTables
 from holdfast.db.tables import Cursor, Schema, Tables
 

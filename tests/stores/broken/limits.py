@@ -8,8 +8,8 @@ from examples.snapshot_store import Contents
 from tests.stores.broken.broken_store import BrokenStore
 from tests.stores.broken.durability import BrokenSnapshotStore
 
-from holdfast.checkpoint.claims import Claim, ProcessIdentity
 from holdfast.checkpoint.record import NewRun, RunRecord, RunStatus
+from holdfast.checkpoint.workers import Claim, ProcessIdentity
 from holdfast.config import LimitKind
 from holdfast.stores.memory_run import MemoryRun
 

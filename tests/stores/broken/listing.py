@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 import msgspec
 from tests.stores.broken.broken_store import BrokenStore
 
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import StoreUnavailable
 from holdfast.checkpoint.record import NewRun, Release, RunFilter, RunPage, RunRecord, RunStatus
+from holdfast.checkpoint.workers import Claim
 from holdfast.stores.memory_run import MemoryRun
 
 

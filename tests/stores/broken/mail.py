@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 from tests.stores.broken.broken_store import BrokenStore
 
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import ClaimLost, RunNotFound, StoreError, UnreadMail
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import TERMINAL_STATUSES, Mail, NewRun, Pending, Receipt, Release, RunStatus, StoredRun
+from holdfast.checkpoint.workers import Claim
 from holdfast.stores.memory_run import MemoryRun
 
 

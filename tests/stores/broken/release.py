@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 from tests.stores.broken.broken_store import BrokenStore
 
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import RunBusy, RunExists
 from holdfast.checkpoint.journal import Entry
 from holdfast.checkpoint.record import TERMINAL_STATUSES, NewRun, Release, RunStatus
+from holdfast.checkpoint.workers import Claim
 from holdfast.stores.memory_run import MemoryRun
 
 

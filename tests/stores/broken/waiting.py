@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 from tests.stores.broken.broken_store import BrokenStore
 
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, Mail, NewRun, Receipt, Release, RunStatus
+from holdfast.checkpoint.workers import Claim
 from holdfast.stores.memory_run import MemoryRun
 
 

@@ -4,12 +4,12 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from holdfast.checkpoint.claims import WorkerIdentity, this_process
 from holdfast.checkpoint.codec import Begin, Step, encode
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import NewRun, Release, RunStatus
 from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.workers import WorkerIdentity, this_process
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import NATIVE_CODEC, Reply, System, ToolCall, ToolResult, Usage, User
 from holdfast.core.run.state import StepCalls

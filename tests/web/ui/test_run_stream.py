@@ -5,11 +5,11 @@ from tests.probe_store import ProbeStore
 from tests.web.ui.journals import store_long_run
 
 from holdfast import App
-from holdfast.checkpoint.claims import WorkerIdentity, this_process
 from holdfast.checkpoint.codec import Step, encode
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.store import get_record
+from holdfast.checkpoint.workers import WorkerIdentity, this_process
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.core.run.messages import NATIVE_CODEC, Reply
 from holdfast.stores.memory import MemoryStore

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from holdfast.app import App
-from holdfast.checkpoint.concurrency_limits import LimitUsage
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.workers import LimitUsage
 from holdfast.cli.doctor import SAMPLE_SIZE, Doctor, Finding, load_explanations
 from holdfast.cli.loading import load_agents, load_object
 from holdfast.cli.opening import make_store, open_client, report_slow_open, resolve_store_url

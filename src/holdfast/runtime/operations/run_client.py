@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.checkpoint.cancel import cancel_run, make_cancelled_release
-from holdfast.checkpoint.claims import Claim
+from holdfast.checkpoint.claims import cancel_run, make_cancelled_release
 from holdfast.checkpoint.codec import Begin, DecodedRun, decode, decode_run, encode, encode_begin
 from holdfast.checkpoint.errors import (
     CheckpointError,
@@ -24,6 +23,7 @@ from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunFilter, RunRecord, RunStatus, StoredRun
 from holdfast.checkpoint.store import RunStore, get_record, iter_runs
+from holdfast.checkpoint.workers import Claim
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.errors import RunCancelled, RunFailed, RunParked
 from holdfast.core.execution.native_loop import NATIVE_LOOP, get_loop

@@ -6,10 +6,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from holdfast.checkpoint.claims import WorkerHeartbeat
-from holdfast.checkpoint.fleet import RunCount
 from holdfast.checkpoint.record import TERMINAL_STATUSES, RunFilter, RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.workers import RunCount, WorkerHeartbeat
 from holdfast.runtime.reading.run_summary import QUIET_AFTER, summarize_run
 
 #: Records of running, interrupted and parked runs that are read at most, each.

@@ -8,11 +8,11 @@ from datetime import timedelta
 import msgspec
 
 from holdfast.checkpoint.checkpointer import StoreCheckpointer
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.codec import Draft, decode
 from holdfast.checkpoint.errors import CheckpointError, RecordDecodeError
 from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.workers import Claim
 from holdfast.clock import Clock
 from holdfast.core.ports import Checkpointer
 from holdfast.core.run.run_events import DraftRetracted, Event, ReasoningDelta, TextDelta

@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from holdfast.checkpoint.claims import Claim
+from holdfast.checkpoint.workers import Claim
 from holdfast.stores.postgres.database import ReaderPool, SqlFiles, escape_text
 
 _PUT_SQL = """

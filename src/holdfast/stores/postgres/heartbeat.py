@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from holdfast.checkpoint.claims import WorkerIdentity
+from holdfast.checkpoint.workers import WorkerIdentity
 from holdfast.clock import CLOCK
 from holdfast.concurrency import THREADS, Thread
 from holdfast.db.postgres_connection import PgConnection

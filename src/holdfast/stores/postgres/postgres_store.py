@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from holdfast.checkpoint.claims import Claim, WorkerIdentity, backoff
-from holdfast.checkpoint.concurrency_limits import LimitUsage
 from holdfast.checkpoint.errors import RunExists, RunNotFound, StoreClosed, StoreError, StorePermissionError
-from holdfast.checkpoint.fleet import Fleet
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
@@ -26,6 +23,7 @@ from holdfast.checkpoint.record import (
     StoredRun,
 )
 from holdfast.checkpoint.store import Durability, StoreHealth
+from holdfast.checkpoint.workers import Claim, Fleet, LimitUsage, WorkerIdentity, backoff
 from holdfast.config import LimitKind
 from holdfast.db.postgres_tables import PostgresTables
 from holdfast.db.postgres_url import parse_schema

@@ -7,11 +7,19 @@ from typing import Any
 
 import msgspec
 
-from holdfast.checkpoint.claims import WorkerHeartbeat, WorkerIdentity, is_process_alive, this_process
-from holdfast.checkpoint.concurrency_limits import LimitUsage, make_limit
 from holdfast.checkpoint.errors import InvalidCursor
-from holdfast.checkpoint.fleet import CountedRow, Fleet, merge_rows
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, Pending, RunFilter, RunPage, RunRecord, RunStatus, StoredRun
+from holdfast.checkpoint.workers import (
+    CountedRow,
+    Fleet,
+    LimitUsage,
+    WorkerHeartbeat,
+    WorkerIdentity,
+    is_process_alive,
+    make_limit,
+    merge_rows,
+    this_process,
+)
 from holdfast.config import LimitKind
 from holdfast.db.postgres_connection import Rows
 from holdfast.stores.postgres.database import ReaderPool, SqlFiles, escape_text, unescape_text

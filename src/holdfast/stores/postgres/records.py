@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from holdfast.checkpoint.claims import ProcessIdentity, is_process_alive
 from holdfast.checkpoint.errors import RunDamaged
 from holdfast.checkpoint.journal import Entry, unpack_segments
 from holdfast.checkpoint.record import Mail, Receipt, RunRecord, RunStatus, StoredRun
+from holdfast.checkpoint.workers import ProcessIdentity, is_process_alive
 from holdfast.db.postgres_connection import Rows
 from holdfast.stores.postgres.database import unescape_text
 

@@ -5,7 +5,7 @@ import json
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from holdfast.checkpoint.concurrency_limits import LimitName, Slots, list_limit_names
+from holdfast.checkpoint.workers import LimitName, Slots, list_limit_names
 from holdfast.stores.sqlite.database import statement
 from holdfast.stores.sqlite.liveness import Liveness
 from holdfast.stores.sqlite.transaction import Transaction

@@ -2,17 +2,18 @@
 
 from collections.abc import Collection, Iterable, Sequence
 
-from holdfast.checkpoint.claims import Claim, backoff
-from holdfast.checkpoint.concurrency_limits import (
+from holdfast.checkpoint.errors import LimitReached, RunBusy, RunNotClaimable, RunNotFound
+from holdfast.checkpoint.record import RunStatus
+from holdfast.checkpoint.workers import (
+    Claim,
     LimitName,
     LimitUsage,
     Slots,
+    backoff,
     choose_fairly,
     list_limit_names,
     make_limit,
 )
-from holdfast.checkpoint.errors import LimitReached, RunBusy, RunNotClaimable, RunNotFound
-from holdfast.checkpoint.record import RunStatus
 from holdfast.config import LimitKind
 from holdfast.stores.sqlite.candidates import Candidate, CandidateScan, Lane, ScanCursor
 from holdfast.stores.sqlite.database import statement

@@ -6,7 +6,7 @@ from functools import partial
 
 import apsw
 
-from holdfast.checkpoint.claims import Claim
+from holdfast.checkpoint.workers import Claim
 from holdfast.clock import Clock
 from holdfast.concurrency import JobThread
 from holdfast.db.sqlite_file import set_synchronous, transaction

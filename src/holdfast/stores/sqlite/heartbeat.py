@@ -9,8 +9,8 @@ from datetime import timedelta
 
 import apsw
 
-from holdfast.checkpoint.claims import WorkerIdentity
 from holdfast.checkpoint.errors import StoreError
+from holdfast.checkpoint.workers import WorkerIdentity
 from holdfast.clock import Clock
 from holdfast.concurrency import THREADS, Thread
 from holdfast.db.sqlite_file import set_synchronous, transaction

@@ -9,8 +9,8 @@ from typing import Any, Literal, NamedTuple
 import apsw
 
 from holdfast.checkpoint.errors import InvalidCursor
-from holdfast.checkpoint.fleet import CountedRow
 from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus
+from holdfast.checkpoint.workers import CountedRow
 from holdfast.stores.sqlite.database import statement
 from holdfast.stores.sqlite.liveness import Liveness
 from holdfast.stores.sqlite.transaction import Execute, from_micros, to_micros

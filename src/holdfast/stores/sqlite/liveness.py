@@ -3,7 +3,7 @@
 from datetime import timedelta
 from typing import NamedTuple
 
-from holdfast.checkpoint.claims import (
+from holdfast.checkpoint.workers import (
     ProcessIdentity,
     WorkerHeartbeat,
     WorkerIdentity,

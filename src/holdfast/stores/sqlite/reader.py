@@ -12,12 +12,11 @@ from typing import Any, TypeVar
 
 import apsw
 
-from holdfast.checkpoint.concurrency_limits import LimitUsage
 from holdfast.checkpoint.errors import RunDamaged, RunNotFound, StoreClosed
-from holdfast.checkpoint.fleet import Fleet, merge_rows
 from holdfast.checkpoint.journal import Entry, unpack_segments
 from holdfast.checkpoint.record import Pending, RunFilter, RunPage, RunStatus, StoredRun
 from holdfast.checkpoint.store import StoreHealth
+from holdfast.checkpoint.workers import Fleet, LimitUsage, merge_rows
 from holdfast.concurrency import THREADS
 from holdfast.db.sqlite_file import FILE_CHECK_INTERVAL_S
 from holdfast.stores.sqlite.claiming import list_usage

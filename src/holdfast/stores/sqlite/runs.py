@@ -8,11 +8,10 @@ from typing import Any
 import apsw
 import msgspec
 
-from holdfast.checkpoint.claims import Claim, backoff
-from holdfast.checkpoint.concurrency_limits import list_limit_names
 from holdfast.checkpoint.errors import ClaimLost, RunBusy, RunEnded, RunExists, RunNotFound, StoreError, UnreadMail
 from holdfast.checkpoint.journal import Append, Entry, Segment, pack_segment
 from holdfast.checkpoint.record import TERMINAL_STATUSES, Mail, NewRun, Receipt, Release, RunStatus
+from holdfast.checkpoint.workers import Claim, backoff, list_limit_names
 from holdfast.stores.sqlite.claiming import has_slot
 from holdfast.stores.sqlite.database import statement
 from holdfast.stores.sqlite.liveness import Liveness

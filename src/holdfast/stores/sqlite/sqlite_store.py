@@ -6,10 +6,7 @@ from datetime import timedelta
 from os import PathLike
 from typing import Any
 
-from holdfast.checkpoint.claims import Claim, WorkerIdentity
-from holdfast.checkpoint.concurrency_limits import LimitUsage
 from holdfast.checkpoint.errors import StoreClosed
-from holdfast.checkpoint.fleet import Fleet
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import (
     CLAIMABLE_STATUSES,
@@ -24,6 +21,7 @@ from holdfast.checkpoint.record import (
     StoredRun,
 )
 from holdfast.checkpoint.store import NO_TRANSACTIONS, Durability, StoreHealth
+from holdfast.checkpoint.workers import Claim, Fleet, LimitUsage, WorkerIdentity
 from holdfast.clock import CLOCK, Clock
 from holdfast.concurrency import run_in_background
 from holdfast.config import LimitKind

@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.codec import RecordedResult, decode
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, Mail, NewRun, Receipt, Release, RunStatus
 from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.workers import Claim
 from holdfast.concurrency import THREADS
 from holdfast.stores.wrapper import StoreWrapper
 from holdfast.testing.crash.recording import (

@@ -4,7 +4,6 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from holdfast.checkpoint.claims import Claim, backoff
 from holdfast.checkpoint.errors import (
     ClaimLost,
     RunBusy,
@@ -17,6 +16,7 @@ from holdfast.checkpoint.errors import (
 )
 from holdfast.checkpoint.journal import Append, Entry
 from holdfast.checkpoint.record import TERMINAL_STATUSES, Mail, NewRun, Release, RunRecord, RunStatus
+from holdfast.checkpoint.workers import Claim, backoff
 from holdfast.clock import SYSTEM_CLOCK
 
 #: The year of a `wake_at` that has passed.

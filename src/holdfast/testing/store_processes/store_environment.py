@@ -6,8 +6,8 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
-from holdfast.checkpoint.claims import ProcessIdentity, WorkerIdentity, this_process
 from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.workers import ProcessIdentity, WorkerIdentity, this_process
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.ids import make_id
 from holdfast.testing.store_processes.store_process import ChildProcess, ProcessExited, StoreProcess

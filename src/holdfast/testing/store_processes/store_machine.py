@@ -11,11 +11,11 @@ from hypothesis import reject
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import CheckpointError, RunNotFound
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, RELEASE_STATUSES, NewRun, Release, RunFilter, RunStatus
 from holdfast.checkpoint.store import END, RunStore, get_record, iter_runs
+from holdfast.checkpoint.workers import Claim
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.testing.store_processes.contract_model import PAST_YEAR, Model
 from holdfast.testing.store_processes.store_environment import Environment

@@ -18,8 +18,8 @@ from typing import Any, Self, cast
 import msgspec
 
 from holdfast.checkpoint import errors
-from holdfast.checkpoint.claims import ProcessIdentity
 from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.workers import ProcessIdentity
 from holdfast.db.tables import Tables
 from holdfast.stores.wrapper import StoreWrapper
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from holdfast.checkpoint.claims import this_process
 from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.workers import this_process
 from holdfast.testing.store_processes.store_process import (
     LENGTH_BYTES,
     OPEN_REQUEST,

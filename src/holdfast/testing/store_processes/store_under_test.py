@@ -8,10 +8,10 @@ from typing import ClassVar
 import pytest
 import pytest_asyncio
 
-from holdfast.checkpoint.claims import Claim, WorkerIdentity, this_process
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.record import Mail, NewRun, Release, RunFilter, RunRecord, RunStatus
 from holdfast.checkpoint.store import END, RunStore, get_record, iter_runs
+from holdfast.checkpoint.workers import Claim, WorkerIdentity, this_process
 from holdfast.ids import make_id
 from holdfast.testing.store_processes.store_process_main import load_store_factory
 

@@ -5,11 +5,11 @@ import hashlib
 
 import pytest
 
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import RunExists, RunNotFound, StoreError
 from holdfast.checkpoint.journal import Append, EntryKind
 from holdfast.checkpoint.record import Release, RunStatus
 from holdfast.checkpoint.store import RunStore, get_record, iter_runs
+from holdfast.checkpoint.workers import Claim
 from holdfast.testing.store_processes.store_under_test import (
     StoreUnderTest,
     create_claimed,

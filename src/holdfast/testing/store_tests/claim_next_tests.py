@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.record import NewRun, Release, RunFilter, RunStatus
 from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.workers import Claim
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.config import LimitKind
 from holdfast.testing.store_processes.store_environment import Environment

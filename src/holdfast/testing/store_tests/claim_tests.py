@@ -6,10 +6,10 @@ from datetime import timedelta
 
 import pytest
 
-from holdfast.checkpoint.claims import backoff
 from holdfast.checkpoint.errors import ClaimLost, RunBusy, RunNotClaimable, RunNotFound
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, RELEASE_STATUSES, Release, RunStatus
 from holdfast.checkpoint.store import RunStore, iter_runs
+from holdfast.checkpoint.workers import backoff
 from holdfast.testing.store_processes.store_under_test import (
     StoreUnderTest,
     add_worker,

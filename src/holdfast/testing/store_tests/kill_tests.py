@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import rule, run_state_machine_as_test
 
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import CheckpointError, RunNotFound
 from holdfast.checkpoint.journal import Append, Entry
 from holdfast.checkpoint.record import Mail, Release, RunStatus
 from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.workers import Claim
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.testing.store_processes.store_environment import CrashingEnvironment, Environment
 from holdfast.testing.store_processes.store_machine import SLOTS, ModelCall, StoreMachine, mostly_false

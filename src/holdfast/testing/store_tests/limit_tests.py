@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import LimitReached
 from holdfast.checkpoint.record import Release, RunStatus
 from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.workers import Claim
 from holdfast.config import ConcurrencyLimit
 from holdfast.testing.store_processes.store_process import StoreProcess
 from holdfast.testing.store_processes.store_under_test import (

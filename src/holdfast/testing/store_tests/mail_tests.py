@@ -7,7 +7,6 @@ from types import NoneType
 import msgspec
 import pytest
 
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import ClaimLost, RunEnded, RunNotFound, StoreError, UnreadMail
 from holdfast.checkpoint.journal import Append, Entry
 from holdfast.checkpoint.record import (
@@ -20,6 +19,7 @@ from holdfast.checkpoint.record import (
     StoredRun,
 )
 from holdfast.checkpoint.store import END, RunStore
+from holdfast.checkpoint.workers import Claim
 from holdfast.testing.store_processes.store_under_test import (
     StoreUnderTest,
     add_worker,

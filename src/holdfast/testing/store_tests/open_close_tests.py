@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.errors import RunNotFound, StoreClosed
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import Release, RunStatus
 from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.workers import Claim
 from holdfast.db.tables import Cursor, Schema, Tables, TablesError
 from holdfast.testing.store_processes.store_under_test import (
     StoreUnderTest,

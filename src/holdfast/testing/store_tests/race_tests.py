@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from holdfast.checkpoint.claims import Claim, ProcessIdentity, WorkerIdentity, this_process
 from holdfast.checkpoint.errors import ClaimLost, RunBusy, RunExists, RunNotFound, UnreadMail
 from holdfast.checkpoint.record import Release, RunFilter, RunStatus
 from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.workers import Claim, ProcessIdentity, WorkerIdentity, this_process
 from holdfast.ids import make_id
 from holdfast.testing.store_processes.store_process import StoreProcess
 from holdfast.testing.store_processes.store_under_test import (

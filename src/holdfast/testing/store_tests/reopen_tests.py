@@ -8,10 +8,10 @@ from typing import ClassVar
 import pytest
 import pytest_asyncio
 
-from holdfast.checkpoint.claims import ProcessIdentity
 from holdfast.checkpoint.errors import ClaimLost, RunBusy, RunDamaged, StoreError, UnreadMail
 from holdfast.checkpoint.record import RELEASE_STATUSES, Release, RunFilter, RunStatus
 from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.workers import ProcessIdentity
 from holdfast.testing.store_processes.store_under_test import (
     StoreUnderTest,
     add_worker,

@@ -2,9 +2,9 @@
 
 from tests.testing.crash.agents import single
 
-from holdfast.checkpoint.claims import Claim
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import Release
+from holdfast.checkpoint.workers import Claim
 from holdfast.stores.from_url import store_from_url
 from holdfast.stores.wrapper import StoreWrapper
 

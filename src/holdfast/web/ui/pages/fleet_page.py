@@ -13,9 +13,9 @@ from starlette.responses import RedirectResponse, Response
 from holdfast.app import App
 from holdfast.batteries.budget import Account, Budget
 from holdfast.batteries.schedule import Job, JobNotFound, ScheduleError
-from holdfast.checkpoint.claims import this_process
 from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore, iter_runs
+from holdfast.checkpoint.workers import this_process
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.core.errors import DefinitionError
 from holdfast.db.tables import TablesError

@@ -10,9 +10,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.checkpoint.fleet import Fleet
 from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.workers import Fleet
 from holdfast.core.errors import DefinitionError
 from holdfast.core.run.waiting import PERSON_KINDS, WaitingCall
 from holdfast.runtime.conversations import CONVERSATION_LABEL
