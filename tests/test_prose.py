@@ -20,7 +20,7 @@ PHRASES = re.compile(
 UNREAD = (
     *(f"src/holdfast/{folder}" for folder in ("app.py", "checkpoint", "core", "runtime", "stores")),
     "docs/reference/errors.md",
-    *(f"tests/{folder}/" for folder in ("checkpoint", "core", "fanout", "runtime", "stores")),
+    *(f"tests/{folder}/" for folder in ("checkpoint", "core", "runtime", "stores")),
 )
 
 #: Names from before the glossary. `discharge(` is a function in databases of earlier versions.

@@ -161,7 +161,7 @@ async def test_no_more_run_at_once_than_is_allowed(tmp_path: Path) -> None:
 
 
 class Stoppable:
-    """A model that answers at once until its fan-out is stopped, and goes on in its script the next time."""
+    """A model that answers at once until its fan-out is stopped, and continues its script the next time."""
 
     def __init__(self, *turns: Any) -> None:
         self.script = ScriptedModel(*turns)
@@ -475,7 +475,7 @@ async def test_a_file_that_was_changed_meanwhile_fails_the_model_that_had_edited
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    (tmp_path / "work" / "a.txt").write_text("changed by somebody else")
+    (tmp_path / "work" / "a.txt").write_text("changed by another program")
     editor.hold.set()
     writer.hold.set()
     responses = await in_folder().run()

@@ -1,4 +1,4 @@
-"""Server, tables, grants."""
+"""Tables of batteries in PostgreSQL: how the server is reached, and the grants that a role needs."""
 
 import asyncio
 import re
@@ -40,7 +40,7 @@ _CONNINFO_DEFAULTS = {
 }
 
 _MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.02, 1.0
-#: A request that queued for long still gets one attempt of this length.
+#: A request that waited past its deadline still gets one attempt of this length.
 _MIN_ATTEMPT_S = 1.0
 
 
@@ -56,7 +56,7 @@ class PostgresServer:
         parts = parse_postgres_url(url)
         self._conninfo = make_conninfo("", **(_CONNINFO_DEFAULTS | parts))
         self.timeout_s: float = timeout.total_seconds()
-        #: Whether a server was there before. If so it may come back; if not, the address may be wrong.
+        #: Whether a server has answered before. If so it may come back; if not, the address may be wrong.
         self._was_reached = False
         #: For messages; contains no secret.
         self.label: str = f"PostgreSQL ({parts.get('dbname', 'default')} at {parts.get('host', 'localhost')})"
@@ -276,11 +276,11 @@ class PostgresTables:
             cursor.connection.close()
 
     async def _was_committed(self, transaction_id: int, started: str, deadline: float) -> bool:
-        """Return whether the transaction was committed whose answer was lost.
+        """Return whether a transaction whose answer was lost was committed.
 
         Args:
-            started: when the server was started that had the transaction. A crash, or the standby that takes over,
-                may give the same id to another transaction.
+            started: the start time of the server that ran the transaction. After a crash or a failover, the same id may
+                belong to another transaction.
 
         Raises:
             TablesUnavailable: the server does not answer, or another one does.

@@ -29,8 +29,8 @@ _AUTO_VACUUM_INCREMENTAL = 2
 #: A lock is usually held for less than a millisecond.
 _MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.0002, 0.002
 
-#: How long a check of the files is valid for one who reads or writes. Not each commit checks: each call of the system
-#: may wait 5 ms for the GIL.
+#: How long a check of the files stays valid for one reader or writer. A check at each commit would cost too much: a
+#: system call may wait 5 ms for the GIL.
 FILE_CHECK_INTERVAL_S = 1.0
 
 #: Kinds of "no room" that SQLite reports as a plain I/O error: a quota, a limit on the size of files.

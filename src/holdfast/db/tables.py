@@ -70,8 +70,8 @@ class Tables(Protocol):
 
         Args:
             work: runs the statements.
-            lock: transactions of any process that have a name in common run one after the other. A transaction that
-                writes by what it has read needs that.
+            lock: transactions of any process that have a name in common run one after the other. A transaction
+                whose writes depend on its reads needs this.
 
         Raises:
             TablesError: nothing was changed, unless the error says that the outcome is unknown.

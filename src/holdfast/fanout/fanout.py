@@ -38,8 +38,8 @@ class Fanout:
     """One prompt to N models, or to N models times M variants, at the same time.
 
     A fan-out is a run, and each cell (a model, or a model with a variant) is a child run of it. The run id is an
-    identity: `run` again resumes an interrupted fan-out, and returns the recorded responses of a finished one. It
-    does not ask models again that have answered, and resumes the others mid-loop.
+    identity: `run` again resumes an interrupted fan-out, and returns the recorded responses of a finished one. Models
+    that have answered are not called again; the others resume mid-loop.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class Fanout:
         await app.run(self._agent, self._prompt, inputs=inputs, run_id=run_id)
 
     async def _wait(self, app: App, run_id: str, run: Coroutine[Any, Any, Any]) -> bool:
-        """Wait for the end of a run, in vain if it can be resumed later. Return whether the App still works.
+        """Wait until a run ends, or can only be resumed later. Return whether the App still works.
 
         The App would wait until an unavailable provider is back: a fan-out does not.
         """

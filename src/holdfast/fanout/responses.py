@@ -105,7 +105,7 @@ class CellRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class StoredCell(msgspec.Struct, frozen=True, kw_only=True):
-    """A cell as its run tells it."""
+    """A cell, read from its run."""
 
     #: Without proposed writes.
     response: ModelResponse

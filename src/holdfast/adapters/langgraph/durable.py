@@ -150,7 +150,7 @@ class LangGraphLoop:
         return {_MESSAGES: [HumanMessage(text) for text in sent]}
 
     async def _refuse_removed_nodes(self, graph: Graph, saver: RunSaver, context: StepContext) -> None:
-        """Do not let the graph end as if nodes had run that a deploy has removed."""
+        """Refuse to continue if a deploy has removed nodes that are due: the graph would end as if they had run."""
         state = await graph.aget_state(_make_config(context), subgraphs=True)
         if removed := await list_removed_nodes(graph, saver, state):
             context.refuse_removed("node", removed)
@@ -273,13 +273,13 @@ def _make_config(context: StepContext) -> RunnableConfig:
 
 
 def _has_input(context: StepContext) -> bool:
-    """Return whether the graph has got the prompt of the run, or of the current turn of a conversation."""
+    """Return whether the graph has received the prompt of the run, or of the current turn of a conversation."""
     history = context.state.history
     return any(isinstance(entry, CheckpointRows) and entry.starts_turn for entry in history[history.turn_start :])
 
 
 def _list_sent(context: StepContext) -> list[str]:
-    """Return the prompt or the messages that the graph has not got yet."""
+    """Return the prompt or the messages that the graph has not received yet."""
     history = context.state.history
     sent: list[str] = []
     for entry in history[history.turn_start :]:

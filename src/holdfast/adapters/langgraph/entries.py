@@ -26,7 +26,7 @@ class CheckpointRows(
     values: tuple[_ValueRow, ...] = ()
     items: tuple[_ItemRow, ...] = ()
     writes: tuple[_WriteRow, ...] = ()
-    #: The graph has got its input: the messages before this entry are in its state.
+    #: The graph has received its input: the messages before this entry are in its state.
     starts_turn: bool = False
 
     @property

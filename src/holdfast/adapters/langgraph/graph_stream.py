@@ -15,7 +15,7 @@ from holdfast.core.json_value import to_json_value
 #: LangGraph's stream modes that are shown.
 Stream = Literal["messages", "updates", "custom"]
 
-#: LangGraph's update for nodes that wait: the run tells of it as `CallsWaiting`.
+#: LangGraph's update for nodes that wait: the run reports it as `CallsWaiting`.
 _INTERRUPT = "__interrupt__"
 
 

@@ -113,9 +113,8 @@ class RunSaver(HoldfastSaver):
             if reply.text:
                 self._context.state.history.append(ReplyEntry(text=str(reply.text)))
         await self._context.attempt.saver.save()
-        if (
-            get_thread(config)[1] == ""
-        ):  # a subgraph takes several steps within one of the run: their replies are not its
+        # A subgraph takes several steps within one step of the run: their replies are not replies of the run.
+        if get_thread(config)[1] == "":
             for reply in replies:
                 await self._context.emit_reply(str(reply.text))
         elif replies:

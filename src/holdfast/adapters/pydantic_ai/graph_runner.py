@@ -65,7 +65,7 @@ class GraphRunner:
         self.has_waiting_calls = False
 
     async def run(self) -> Any:
-        """Run all nodes and return the output, which is of no use if `has_waiting_calls` is set."""
+        """Run all nodes and return the output, which is meaningless if `has_waiting_calls` is set."""
         node = await self._start(self._run.next_node) if self._run.result is None else None
         while node is not None and not isinstance(node, End):
             if isinstance(node, ModelRequestNode):

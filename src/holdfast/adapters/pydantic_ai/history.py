@@ -83,7 +83,7 @@ class Counters:
         self.output_retries = output_retries
 
     def restore_tool_retries(self, manager: ToolManager[Any] | None) -> None:
-        """Give pydantic-ai the recorded retries, once; it counts on from them."""
+        """Give pydantic-ai the recorded retries, once. It continues counting from there."""
         if self.tool_retries and manager is not None and manager.ctx is not None and not manager.ctx.retries:
             manager.ctx.retries.update(self.tool_retries)
 

@@ -34,7 +34,7 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Correction:
-    """Tokens of an earlier call that were reserved too few or too many."""
+    """Corrects the tokens of an earlier call that reserved too few or too many."""
 
     key: str
     at: datetime
@@ -70,8 +70,8 @@ class RateLimits:
         """Create limits. Without any, only a `Retry-After` of the provider is respected.
 
         Args:
-            requests_per_minute: of each model that `models` does not name.
-            tokens_per_minute: likewise.
+            requests_per_minute: the limit of each model that `models` does not name.
+            tokens_per_minute: the same for tokens.
             models: the limits of a model, by its name or by the key that `key` returns.
             key: for models that share their limits: returns the key that a call counts against.
             tables: keep the counts. Default: in the store of the App, shared by all its processes.

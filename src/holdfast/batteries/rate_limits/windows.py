@@ -158,9 +158,9 @@ class WindowTable(BatteryTables):
         self._purge_at = datetime.min.replace(tzinfo=UTC)
 
     async def update(self, keys: Collection[str], change: Callable[[Mapping[str, Window]], _T], now: datetime) -> _T:
-        """Keep what `change` does to the windows of `keys`, and return its result.
+        """Apply `change` to the windows of `keys`, store them, and return its result.
 
-        `change` may be called again after a conflict, with windows that were read anew.
+        After a conflict the windows are read again, and `change` is called again.
 
         Raises:
             TablesError: nothing was changed.

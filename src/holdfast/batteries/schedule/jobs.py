@@ -42,7 +42,7 @@ class JobNotFound(ScheduleError):
         self.name = name
 
 
-#: How many of the fires missed while no process ran are made up for: one, all, or none.
+#: Which of the fires that were missed while no process ran are submitted later: one, all, or none.
 Missed = Literal["once", "all", "none"]
 
 #: A fire that is late by at most this does not count as missed.

@@ -113,7 +113,7 @@ class ScheduleRunner(Generic[J]):
 
 
 def _raise_own_cancel(exc: BaseException) -> None:
-    """Raise `exc` if it cancels this task. A job that was cancelled elsewhere ends no pass and no loop."""
+    """Raise `exc` if it cancels this task. A job that was cancelled elsewhere does not end the pass or the loop."""
     task = asyncio.current_task()
     if isinstance(exc, asyncio.CancelledError) and task is not None and task.cancelling():
         raise exc

@@ -24,7 +24,7 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
 
     job: Job
     at: datetime
-    #: Missed, and not to be made up for.
+    #: Missed, and not submitted later.
     skipped: bool = False
 
     def __str__(self) -> str:

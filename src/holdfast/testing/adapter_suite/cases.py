@@ -38,7 +38,7 @@ class _Texts:
 
 
 class CaseTests:
-    """What adapters have in common beside surviving."""
+    """The features that adapters share, apart from surviving a kill."""
 
     driver: ClassVar[str]
 

@@ -32,7 +32,7 @@ IN_BATCH, IN_MODEL_CALL, IN_ONCE_CALL = _POINTS = ("look Bonn", "request 1", "pa
 
 
 class AdapterKillTests:
-    """Kills, and what follows from them."""
+    """Tests that kill the process of a run, and check what the next process does."""
 
     driver: ClassVar[str]
 
@@ -123,5 +123,5 @@ class AdapterKillTests:
 
     @pytest.fixture
     def crash_sample(self) -> int | None:
-        """How many of the places are tried, others each time. Override it with `None` to try all."""
+        """How many crash points are tried: another random choice each time. Override it with `None` to try all."""
         return 3

@@ -1,4 +1,4 @@
-"""What a driver makes an agent of: scripted replies and recorded tools."""
+"""The script from which a driver makes an agent: replies and recorded tools."""
 
 import importlib
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -30,7 +30,7 @@ Step = str | Sequence[ScriptedCall]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptedTool:
-    """A tool that the driver makes a tool of its framework of."""
+    """A tool of the suite. The driver turns it into a tool of its framework."""
 
     name: str
     function: Callable[[str], Awaitable[str]]

@@ -73,7 +73,7 @@ class CrashingEnvironment(Environment):
         self._call_duration = 0.001
         #: The number of calls that a kill has interrupted.
         self.interrupted_calls = 0
-        #: Started in advance, because Python takes long to start. Its store is not open.
+        #: Started in advance, because Python starts slowly. Its store is not open.
         self._spare_child = self.run(ChildProcess.start(factory, location))
         self.replace_process()
 

@@ -81,7 +81,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.create_in_both(make_run(run_id, agent_name=agent, caller_id=caller, parent_run_id=parent), None)
 
     async def clear(self) -> None:
-        """Remove the runs of the previous example, which had the same location. Tokens retention growing."""
+        """Remove the runs of the previous example, which had the same location. Tokens keep growing."""
         store = self.environment.store
         for record in [record async for record in iter_runs(store)]:
             self.model.token = max(self.model.token, record.token)

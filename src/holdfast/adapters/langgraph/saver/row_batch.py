@@ -167,7 +167,7 @@ class RowBatch:
                 self._cache.put(key, index)
 
     async def _forget_removed_lists(self, cursor: Cursor, requests: Iterable[PutRequest]) -> None:
-        """Do not refer to items of a list that another process has deleted."""
+        """Forget the cached indexes of lists that another process has deleted, so that no row refers to their items."""
         known: dict[Row, ChannelKey] = {}
         for request in requests:
             for (channel, _), value in request.values.items():

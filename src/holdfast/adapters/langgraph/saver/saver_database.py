@@ -24,7 +24,7 @@ class GroupWriter:
         self._running: asyncio.Task[None] | None = None
 
     async def write(self, request: PutRequest) -> None:
-        """Return when the request is committed. If the caller is cancelled, it is written all the same.
+        """Return when the request is committed. It is written even if the caller is cancelled.
 
         Raises:
             TablesError: nothing of it was written.
@@ -36,7 +36,7 @@ class GroupWriter:
         await done
 
     async def drain(self) -> None:
-        """Wait until nothing waits any more."""
+        """Wait until every request is written."""
         while self._running is not None:
             await asyncio.shield(self._running)
 
