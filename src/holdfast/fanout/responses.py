@@ -195,7 +195,7 @@ async def _read_response(store: RunStore, run_id: str, call: CallRecord, workspa
     if call.state == "error" and response.interrupted:  # such as WorkspaceChanged: its run cannot continue
         return msgspec.structs.replace(response, error=str(call.result), interrupted=False)
     if call.state == "waiting" and not response.error:
-        response = msgspec.structs.replace(response, error=str(call.metadata or ""))
+        response = msgspec.structs.replace(response, error=str(call.metadata or call.reason))
     if recorded is not None and recorded.proposed_writes:
         return msgspec.structs.replace(response, proposed_writes=recorded.proposed_writes)
     return _add_proposed_writes(response, cell.calls if cell is not None else (), workspace)
