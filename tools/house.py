@@ -43,7 +43,7 @@ FILE_LINES = 420
 LONG_FILES = {
     "app.py": 711,
     "core/execution/native_loop.py": 428,
-    "runtime/conversations.py": 432,
+    "runtime/operations/conversations.py": 432,
     "runtime/worker.py": 433,
     "stores/memory.py": 479,
 }

@@ -2,7 +2,7 @@
 
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core.run.waiting import WaitingCall
-from holdfast.runtime.conversations import Conversation, Turn
+from holdfast.runtime.operations.conversations import Conversation, Turn
 from holdfast.runtime.reading.run_summary import RunSummary
 from holdfast.runtime.reading.run_views import RunDetails, RunList, RunQuery
 

@@ -76,7 +76,7 @@ async def test_a_cancel_that_fails_half_way_leaves_no_child_that_goes_on_by_itse
             raise StoreFull("no room")
 
     async with harness.app(store=store) as app:
-        await app._stored.janitor.tick()  # its first reads of the store are not to be refused
+        await app._working.janitor.tick()  # its first reads of the store are not to be refused
         store.before = refuse
         with pytest.raises(StoreFull):
             await app.cancel("r")

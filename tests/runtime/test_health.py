@@ -50,7 +50,7 @@ async def test_a_store_that_hangs_is_a_problem_and_is_asked_once() -> None:
     clock = ManualClock()
     store = UnreliableStore(clock=clock)
     async with App([AGENT], store, worker=False, clock=clock) as app:
-        app._stored.worker.start()
+        app._working.worker.start()
         assert await app.find_problem() == ""
         store.blocked, before = asyncio.Event(), store.asked
         for _ in range(3):

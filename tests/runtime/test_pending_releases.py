@@ -83,7 +83,7 @@ async def test_what_cannot_be_done_and_not_be_undone_is_undone_later(
 ) -> None:
     if was is RunStatus.PARKED:
         await store.park(app._stored.checkpoints.worker_id)
-    await app._stored.janitor.tick()  # its first reads of the store are not to be refused
+    await app._working.janitor.tick()  # its first reads of the store are not to be refused
     store.down = {"list_page": 1, "release": 1}
     with pytest.raises(CheckpointError, match="list_page: the connection was lost"):
         await act(app)

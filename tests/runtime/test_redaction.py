@@ -7,7 +7,7 @@ import pytest
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, App, CheckpointSettings, Deferred, Reply, RunWaiting, current_call, tool, wait_for
-from holdfast.checkpoint.codec import decode
+from holdfast.checkpoint.codec import decode, decode_begin
 from holdfast.checkpoint.errors import RunConflict
 from holdfast.checkpoint.store import END, iter_runs
 from holdfast.core import Message, ToolSchema
@@ -74,7 +74,7 @@ async def test_who_a_run_is_stays_readable_even_if_it_looks_like_a_secret(tmp_pa
         )  # fmt: skip
         await app.recover()
         assert (await app.result("task-sk-77")).output == "done"
-        told = (await app._client.load_checkpoint("task-sk-77")).info
+        told = decode_begin(await app.open_store.load("task-sk-77")).info
         assert (told.run_id, told.agent_name, told.agent_id) == ("task-sk-77", "agent-sk-1", "sk-2")
         assert (told.caller_id, told.channel_id, told.guild_id) == ("sk-3", "sk-4", "sk-5")
         assert (told.prompt, told.labels) == ("deploy with [redacted]", {"key": "[redacted]"})

@@ -5,8 +5,10 @@ import signal
 from tests.runtime.conftest import ProcessHarness, load_records
 
 from holdfast import App
+from holdfast.checkpoint.codec import decode_run
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
+from holdfast.core.run.messages import NATIVE_CODEC
 
 
 async def _family_in_doubt(harness: ProcessHarness, app: App) -> str:
@@ -50,5 +52,5 @@ async def test_a_person_may_answer_for_the_child_first(harness: ProcessHarness) 
 
 async def _results(app: App, run_id: str) -> list[tuple[object, bool]]:
     """What was recorded of the calls that the last reply of a run asked for."""
-    checkpoint = await app._client.load_checkpoint(run_id)
+    checkpoint = decode_run(await app.open_store.load(run_id), NATIVE_CODEC)
     return [(result.content, result.error) for result in checkpoint.state.results.values()]

@@ -60,6 +60,8 @@ class StoreCheckpoints:
         self._recent = RecentConversations()
         self._open_lock = asyncio.Lock()
         self._is_open = False
+        #: Whether there was a worker, also if it has left: nothing is claimed after `close`.
+        self._has_worker = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -85,6 +87,11 @@ class StoreCheckpoints:
         """The id of this process as a worker."""
         return self.claims.worker_id
 
+    @property
+    def is_open(self) -> bool:
+        """Whether this process is registered as a worker of the store, so that `close` has to follow."""
+        return self._is_open
+
     async def open(self) -> None:
         """Open the store and register this process as a worker. Does nothing if it is open. `begin` calls this too."""
         if self._store is None:
@@ -99,16 +106,25 @@ class StoreCheckpoints:
                 return
             await self.store.open()
             try:
-                for worker_id in tuple(self._left_workers):
-                    await self.store.deregister_worker(worker_id)
-                    self._left_workers.discard(worker_id)
-                claims = self._claims = Claims(self.store, self.settings, self._clock)
-                self._left_workers.add(claims.worker_id)
-                await claims.register()
+                await self._register()
             except BaseException:
                 await self.store.close()  # the next call opens it again
                 raise
-            self._is_open = True
+
+    async def register(self) -> None:
+        """Register this process as a worker of its store, which is open. Does nothing from the second call on."""
+        async with self._open_lock:
+            if not self._has_worker:
+                await self._register()
+
+    async def _register(self) -> None:
+        for worker_id in tuple(self._left_workers):
+            await self.store.deregister_worker(worker_id)
+            self._left_workers.discard(worker_id)
+        claims = self._claims = Claims(self.store, self.settings, self._clock)
+        self._left_workers.add(claims.worker_id)
+        await claims.register()
+        self._is_open = self._has_worker = True
 
     async def begin(self, info: RunInfo) -> Checkpointer:
         """Return the checkpointer of a new run. Its first save puts the run into the store."""

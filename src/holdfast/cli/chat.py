@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -30,13 +29,12 @@ from holdfast.core.run.run_events import (
 )
 from holdfast.core.run.turns import INPUT_TOPICS
 from holdfast.core.run.waiting import Answer, Approve, Deny, RunWaiting, Value, WaitingCall, describe_waits
-from holdfast.runtime.conversations import Conversation, Turn
+from holdfast.runtime.operations.conversations import Conversation, Turn
 from holdfast.runtime.operations.mailing import AlreadyAnswered, NotWaiting
 
 #: How many earlier turns are shown when a person returns.
 _SHOWN_TURNS = 5
 _EARLIER_LENGTH = 500
-_POLL_INTERVAL = timedelta(seconds=1)
 
 
 class LeaveChat(Exception):
@@ -255,13 +253,13 @@ class ChatSession:
         for call in waiting.calls:
             if command := format_answer_command(call, self._store):
                 self._display.print_note(f"in another terminal: {command}", "yellow")
-        assert self._app.store is not None, "a conversation has a store"
         seen = {call.id for call in waiting.calls}
-        while True:
-            run = await self._app.get(self._conversation.run_id)
-            if run.status != "waiting" or {f"{run.steps + 1}:{call.call_id}" for call in run.pending_calls} - seen:
-                return
-            await self._app.store.wait_for_change(_POLL_INTERVAL)
+        with self._app.changes.listen() as changed:
+            while True:
+                run = await self._app.get(self._conversation.run_id)
+                if run.status != "waiting" or {f"{run.steps + 1}:{call.call_id}" for call in run.pending_calls} - seen:
+                    return
+                await changed.wait()
 
     async def _ask(self, call: WaitingCall) -> Answer:
         output = self._display.output

@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -13,15 +13,11 @@ from holdfast.batteries.budget.ledger import SCHEMA as BUDGET
 from holdfast.batteries.definitions.versions import SCHEMA as DEFINITIONS
 from holdfast.batteries.rate_limits.windows import SCHEMA as LIMITS
 from holdfast.batteries.schedule.jobs import SCHEMA as SCHEDULE
-from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.store import RunStore, SupportsHealthCheck
 from holdfast.cli.output import CommandError, print_diagnostic
-from holdfast.clock import SYSTEM_CLOCK
 from holdfast.core.agents.agent import AgentSource
 from holdfast.db.tables import Schema
 from holdfast.db.urls import POSTGRES_SCHEMES, parse_sqlite_path, redact_url
-from holdfast.runtime.changes import ChangeSignal
-from holdfast.runtime.operations.mailing import Mailer
 from holdfast.runtime.operations.run_client import RunClient
 from holdfast.runtime.operations.verdicts import SCHEMA as VERDICTS
 from holdfast.stores.from_url import DEFAULT_URL, store_from_url
@@ -72,37 +68,21 @@ def report_slow_open() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def open_store(given: str, *, create: bool = False) -> AsyncIterator[RunStore]:
-    """Open the store and close it at the end."""
-    store = make_store(given, create=create)
-    with report_slow_open():
-        await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
-
-
-@asynccontextmanager
-async def open_mailer(given: str) -> AsyncIterator[Mailer]:
-    """Open the store to send mail to its runs."""
-    async with open_store(given) as store:
-        yield Mailer(store, clock=SYSTEM_CLOCK)
-
-
-@asynccontextmanager
 async def open_client(
     given: str, agents: Mapping[str, AgentSource] | None = None, *, create: bool = False
-) -> AsyncIterator[tuple[RunClient, RunStore]]:
-    """Open a client of the store. It is registered as a worker until the end of the command."""
-    store = make_store(given, create=create)
-    checkpoints = StoreCheckpoints(store)
-    with report_slow_open():
-        await checkpoints.open()
-    try:
-        yield RunClient(checkpoints, agents or {}, ChangeSignal(store, SYSTEM_CLOCK)), store
-    finally:
-        await checkpoints.close()
+) -> AsyncIterator[RunClient]:
+    """Open a client of the store, and close it at the end."""
+    async with AsyncExitStack() as stack:
+        with report_slow_open():
+            client = await stack.enter_async_context(RunClient.open(make_store(given, create=create), agents))
+        yield client
+
+
+@asynccontextmanager
+async def open_store(given: str, *, create: bool = False) -> AsyncIterator[RunStore]:
+    """Open the store and close it at the end."""
+    async with open_client(given, create=create) as client:
+        yield client.open_store
 
 
 #: A new battery with tables needs one word here.

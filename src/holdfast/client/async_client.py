@@ -16,7 +16,7 @@ from holdfast.core.run.info import RequestOptions
 from holdfast.core.run.run_events import Event
 from holdfast.core.run.waiting import Answer, Approve, Deny
 from holdfast.ids import make_id
-from holdfast.runtime.conversations import When
+from holdfast.runtime.operations.conversations import When
 from holdfast.runtime.operations.verdicts import Verdict
 from holdfast.runtime.reading.query_fields import encode_query
 from holdfast.runtime.reading.run_views import RunDetails, RunList, RunQuery

@@ -13,7 +13,7 @@ from holdfast.core.errors import DefinitionError
 from holdfast.core.run.info import RequestOptions
 from holdfast.core.run.run_events import Event
 from holdfast.core.run.waiting import Answer
-from holdfast.runtime.conversations import When
+from holdfast.runtime.operations.conversations import When
 from holdfast.runtime.operations.verdicts import Verdict
 from holdfast.runtime.reading.run_views import RunDetails, RunList, RunQuery
 from holdfast.web.wire import RunResult, TurnSummary

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,6 @@ from holdfast.runtime.operations.verdicts import remove_verdicts
 from holdfast.stores.from_url import store_from_url
 
 log = logging.getLogger("holdfast.fanout")
-
-_POLL_INTERVAL = timedelta(seconds=1)
 
 
 class Fanout:
@@ -205,7 +203,7 @@ class Fanout:
         """
         tasks = [
             asyncio.ensure_future(run),
-            asyncio.ensure_future(_wait_for_outage(_get_store(app), run_id)),
+            asyncio.ensure_future(_wait_for_outage(app, run_id)),
             asyncio.ensure_future(self._stopped.wait()),
         ]
         ended = tasks[0]
@@ -283,20 +281,21 @@ def _get_store(app: App) -> RunStore:
     return app.store
 
 
-async def _wait_for_outage(store: RunStore, run_id: str) -> None:
+async def _wait_for_outage(app: App, run_id: str) -> None:
     """Return when the run, or every child that it waits for, is interrupted because its provider is unavailable.
 
     The outage that an earlier process has left does not count.
     """
-    earlier: datetime | None = None
+    store, earlier = app.open_store, None
     with suppress(RunNotFound):
         earlier = (await get_record(store, run_id)).updated_at
-    while True:
-        with suppress(RunNotFound):  # it is being created
-            record = await get_record(store, run_id)
-            if record.updated_at != earlier and await _has_outage(store, record):
-                return
-        await store.wait_for_change(_POLL_INTERVAL)
+    with app.changes.listen() as changed:
+        while True:
+            with suppress(RunNotFound):  # it is being created
+                record = await get_record(store, run_id)
+                if record.updated_at != earlier and await _has_outage(store, record):
+                    return
+            await changed.wait()
 
 
 async def _has_outage(store: RunStore, record: RunRecord) -> bool:

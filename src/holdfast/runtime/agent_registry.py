@@ -5,6 +5,8 @@ from typing import Any
 
 from holdfast.core.agents.agent import AgentRepository, AgentSource
 from holdfast.core.errors import DefinitionError
+from holdfast.core.execution.native_loop import NATIVE_LOOP, get_loop
+from holdfast.core.loop import Loop
 from holdfast.core.validation import check_type
 
 
@@ -62,6 +64,12 @@ def find_agent(agents: Mapping[str, AgentSource], name: str) -> AgentSource:
     if name not in agents:
         raise DefinitionError(f"no agent {name!r}: known are {', '.join(sorted(agents)) or 'none'}")
     return agents[name]
+
+
+def find_loop(agents: Mapping[str, AgentSource], name: str) -> Loop:
+    """Return the loop of the agent of this name. That of an unknown agent is native."""
+    agent = agents.get(name)
+    return NATIVE_LOOP if agent is None else get_loop(agent)
 
 
 def resolve_agent(agents: Mapping[str, AgentSource], agent: AgentSource | str) -> AgentSource:

@@ -1,6 +1,6 @@
 """Run or attach: a caller who asks for a known run id gets that run, never a second one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
@@ -12,8 +12,10 @@ from holdfast.checkpoint.errors import (
     RunNotClaimable,
     RunNotFound,
     StoreClosed,
+    StoreError,
 )
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, RunRecord, RunStatus
+from holdfast.checkpoint.store import get_record
 from holdfast.clock import Clock
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.errors import MailArrived, ModelUnavailable, RunAlreadyRunning, RunLost, Shutdown
@@ -23,7 +25,9 @@ from holdfast.core.run.info import RunInfo
 from holdfast.core.run.result import Result
 from holdfast.core.run.waiting import RunWaiting
 from holdfast.runtime.changes import POLL_INTERVAL, ChangeListener
-from holdfast.runtime.operations.run_client import RunClient, is_settled
+from holdfast.runtime.janitor import Janitor
+from holdfast.runtime.operations.outcomes import is_settled, raise_if_waiting, read_result
+from holdfast.runtime.operations.store_services import RunHost, StoreServices
 from holdfast.runtime.worker import Worker
 
 #: The statuses from which a person may resume a run.
@@ -40,11 +44,21 @@ _CLAIMED_PAUSE = timedelta(milliseconds=5)
 _NOT_DUE_PAUSE = timedelta(milliseconds=200)
 
 
-class RunAttacher:
+class RunAttacher(RunHost):
     """Starts a run, or attaches its caller to the run that has the same id."""
 
-    def __init__(self, client: RunClient, worker: Worker, executor: Executor, *, clock: Clock) -> None:
-        self._client, self._worker, self._executor, self._clock = client, worker, executor, clock
+    def __init__(
+        self,
+        services: StoreServices,
+        agents: Mapping[str, AgentSource],
+        worker: Worker,
+        janitor: Janitor,
+        executor: Executor,
+        *,
+        clock: Clock,
+    ) -> None:
+        self._services, self._store, self._agents = services, services.store, agents
+        self._worker, self._janitor, self._executor, self._clock = worker, janitor, executor, clock
 
     async def run(
         self, agent: AgentSource, info: RunInfo, on_cancel: OnCancel, *, is_new: bool, through_waits: bool = False
@@ -67,16 +81,16 @@ class RunAttacher:
                 except RunExists as exc:
                     if exc.run_id != info.run_id:
                         raise  # a child
-                    record = await self._client.get_same_request(info)
+                    record = await self._services.submitter.get_same_request(info)
                 except _CONTINUING:
-                    record, is_due = await self._client.get_record(info.run_id), False
+                    record, is_due = await get_record(self._store, info.run_id), False
             return await self._follow(record, on_cancel, through_waits=through_waits, is_due=is_due)
 
     async def _find(self, info: RunInfo) -> RunRecord | None:
         """Return the record of the run with this id; `None` if there is none, or this process executes it."""
         if self._executor.get_attempt(info.run_id) is None:
             with suppress(RunNotFound):
-                return await self._client.get_same_request(info)
+                return await self._services.submitter.get_same_request(info)
         return None
 
     async def _start(self, agent: AgentSource, info: RunInfo, on_cancel: OnCancel) -> Result:
@@ -97,7 +111,7 @@ class RunAttacher:
             RunConflict: it has another agent, prompt or inputs. RunExists: it has just ended.
         """
         local = self._executor.get_attempt(info.run_id)
-        if local is not None and not self._client.is_same_request(info, local.info):
+        if local is not None and not self._services.submitter.is_same_request(info, local.info):
             raise RunConflict(info.run_id, local.info.agent_name)
         result = await self._executor.wait(info.run_id)
         if result is None:
@@ -110,7 +124,7 @@ class RunAttacher:
         Raises:
             RunBusy: another process executes it. Any other error: as for `run`.
         """
-        record = await self._client.get_record(run_id)
+        record = await get_record(self._store, run_id)
         if record.status is not RunStatus.DONE:
             try:
                 return await self._worker.resume(record, _MANUAL_STATUSES, manual=True, on_cancel=on_cancel)
@@ -119,11 +133,11 @@ class RunAttacher:
                     raise
             except LimitReached:
                 if record.status is not RunStatus.WAITING:
-                    await self._client.requeue(run_id)  # a worker takes it when a slot is free
+                    await self._services.requeuer.requeue(run_id)  # a worker takes it when a slot is free
             except (RunAlreadyRunning, RunNotClaimable, *_CONTINUING):
                 pass
         with _report_shutdown(run_id):
-            return await self._follow(await self._client.get_record(run_id), on_cancel)
+            return await self._follow(await get_record(self._store, run_id), on_cancel)
 
     async def _follow(
         self, record: RunRecord, on_cancel: OnCancel, *, through_waits: bool = False, is_due: bool = False
@@ -133,14 +147,19 @@ class RunAttacher:
         Args:
             is_due: ignore the backoff of an interrupted run, once.
         """
-        with self._client.changes.listen() as changed:
+        with self._services.changes.listen() as changed:
             while True:
                 if not through_waits:
-                    self._client.raise_if_waiting(record)
+                    raise_if_waiting(record)
                 result = await self._take_or_wait(record, on_cancel, changed, is_due=is_due)
                 if result is not None:
                     return result
-                record, is_due = await self._client.get_record(record.run_id), False
+                record, is_due = await get_record(self._store, record.run_id), False
+
+    async def on_posted(self, run_id: str) -> None:
+        """Give the run its mail now, if this process executes it."""
+        with suppress(StoreError):  # the mail is stored: the janitor delivers it
+            await self._janitor.deliver_mail(run_id)
 
     async def advance(self, record: RunRecord, changed: ChangeListener) -> Exception | None:
         """Wait until the run may have changed. If it is due and has no owner, execute it here until it ends or waits.
@@ -182,8 +201,8 @@ class RunAttacher:
         if (result := await self._executor.wait(record.run_id)) is not None:
             return result
         if is_settled(record):
-            stored = await self._client.store.load(record.run_id)
-            return self._client.read_result(stored) if is_settled(stored.record) else None
+            stored = await self._store.load(record.run_id)
+            return read_result(stored, self._agents) if is_settled(stored.record) else None
         if record.status is RunStatus.WAITING and record.wake_at is None:  # only mail wakes it
             await changed.wait()
             return None

@@ -1,7 +1,7 @@
-"""The parameters of an App, checked."""
+"""The parameters of an App: checks them, and makes the ports of its runs."""
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 from holdfast.checkpoint.checkpoint_store import CheckpointStore
 from holdfast.checkpoint.store import RunStore
@@ -10,11 +10,19 @@ from holdfast.config import CheckpointSettings, WorkerSettings
 from holdfast.core.agents.agent import AgentRepository, AgentSource
 from holdfast.core.errors import DefinitionError
 from holdfast.core.observer import ObserverFactory
-from holdfast.core.ports import Budget, Closeable, Critic, RateLimiter, RunListener, Telemetry, ToolProvider
+from holdfast.core.ports import (
+    Budget,
+    Critic,
+    Ports,
+    RateLimiter,
+    RunListener,
+    Telemetry,
+    ToolProvider,
+    ToolProviders,
+)
 from holdfast.core.validation import check_protocol, check_type
-from holdfast.stores.from_url import store_from_url
-from holdfast.stores.host import HostStore
-from holdfast.stores.redacting import RedactingStore
+from holdfast.runtime.agent_registry import AgentRegistry
+from holdfast.runtime.operations.store_services import StoreServices
 
 if TYPE_CHECKING:
     from holdfast.batteries.schedule import Schedule
@@ -50,12 +58,14 @@ _PORTS: Mapping[str, type] = {
 }
 
 
-def check_options(options: AppOptions) -> None:
-    """Check the types of settings and ports, of which those that are `None` are not used.
+def check_options(options: AppOptions) -> AgentRegistry:
+    """Check the types of settings and ports, of which those that are `None` are not used. Returns the agents.
 
     Raises:
         DefinitionError: one has a wrong type.
     """
+    options["agents"] = _check_sequence("agents", options["agents"])
+    options["tools"] = _check_sequence("tools", options["tools"])
     check_type("checkpoint", options["checkpoint"], CheckpointSettings)
     check_type("worker", options["worker"], WorkerSettings)
     check_protocol("clock", options["clock"], Clock)
@@ -70,31 +80,24 @@ def check_options(options: AppOptions) -> None:
         check_type("schedule", options["schedule"], Schedule)
         if options["store"] is None:
             raise DefinitionError("schedule submits runs, and this App has no store: give it one")
+    return AgentRegistry(options["agents"])
 
 
-def check_sequence(name: str, values: Iterable[_T]) -> tuple[_T, ...]:
-    """Return the values of an argument that takes several.
-
-    Raises:
-        DefinitionError: it is a single one.
-    """
+def _check_sequence(name: str, values: Iterable[_T]) -> tuple[_T, ...]:
     check_type(name, values, Iterable, f"a list of {name}")
     return tuple(values)
 
 
-def find_store(store: RunStore | CheckpointStore | str | None, settings: CheckpointSettings) -> RunStore | None:
-    """Return the store that an App uses, which redacts if the settings say so.
-
-    Raises:
-        DefinitionError: it is neither a store nor a URL.
-        StoreError: the URL names no store.
-    """
-    if isinstance(store, type) or not isinstance(store, str | Closeable | CheckpointStore | None):
-        raise DefinitionError(f"store is {store!r:.80}: give a store, the URL of one, or None")
-    if isinstance(store, CheckpointStore) and not hasattr(store, "claim"):
-        found: RunStore | None = HostStore(store)
-    else:
-        found = store_from_url(store or None) if isinstance(store, str) else cast("RunStore | None", store)
-    if found is not None and settings.redact is not None:
-        return RedactingStore(found, settings.redact)
-    return found
+def make_ports(options: AppOptions, services: StoreServices | None) -> Ports:
+    """Return the ports of every run of an App."""
+    observers = (options["audit"], options["telemetry"], None if services is None else services.hub.live)
+    tools = tuple(options["tools"])
+    return Ports(
+        checkpoints=None if services is None else services.checkpoints,
+        observers=tuple(each for each in observers if each is not None),
+        budget=options["budget"],
+        rate_limiter=options["rate_limits"],
+        critic=options["critic"],
+        listener=options["listener"],
+        extra_tools=ToolProviders(tools) if tools else None,
+    )

@@ -11,7 +11,6 @@ from typing import Any
 from holdfast.checkpoint.claims import ClaimUse
 from holdfast.checkpoint.codec import decode
 from holdfast.checkpoint.errors import CheckpointError, RecordDecodeError, RunDamaged, StoreClosed, StoreError
-from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import Release, RunFilter, RunRecord, RunStatus, StoredRun, restore_previous
 from holdfast.checkpoint.store import iter_runs
@@ -29,8 +28,10 @@ from holdfast.core.run.result import Result
 from holdfast.core.run.status import AttemptEnd
 from holdfast.core.run.waiting import RunWaiting
 from holdfast.runtime.agent_registry import find_agent
-from holdfast.runtime.changes import POLL_INTERVAL, ChangeSignal
-from holdfast.runtime.operations.run_client import RunClient
+from holdfast.runtime.changes import POLL_INTERVAL
+from holdfast.runtime.operations.outcomes import wait_for_result
+from holdfast.runtime.operations.requeueing import reclaim_after_cancel
+from holdfast.runtime.operations.store_services import StoreServices
 
 log: logging.Logger = logging.getLogger("holdfast.worker")
 
@@ -83,11 +84,9 @@ class Worker:
 
     def __init__(
         self,
-        checkpoints: StoreCheckpoints,
+        services: StoreServices,
         executor: Executor,
-        client: RunClient,
         agents: Mapping[str, AgentSource],
-        changes: ChangeSignal,
         *,
         concurrency: int = 16,
         max_runs: int | None = None,
@@ -99,15 +98,15 @@ class Worker:
             agents: by name. A run of another agent is left for a process that knows it.
             max_runs: how many the loop takes in all.
         """
-        self._checkpoints, self._executor, self._client, self._agents = checkpoints, executor, client, agents
-        self._store, self._clock, self._concurrency = checkpoints.store, clock, concurrency
+        self._services, self._checkpoints, self._executor = services, services.checkpoints, executor
+        self._agents, self._store, self._clock, self._concurrency = agents, services.store, clock, concurrency
         self._max_runs = max_runs
-        self._claims = checkpoints.claims
+        self._claims = services.checkpoints.claims
         #: Runs that the loop has taken.
         self._taken = 0
         self._is_stopping = False
         #: Woken also when a run has ended, and by `stop`.
-        self._changed = changes.listen()
+        self._changed = services.changes.listen()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -322,7 +321,7 @@ class Worker:
         with self._claims.use():
             resumption = await self._claim_and_load(record, statuses, manual=manual)
         if resumption is None:
-            return await self._client.result(record.run_id)
+            return await wait_for_result(self._store, self._services.changes, self._agents, record.run_id)
         return await self._executor.resume(agent, resumption, on_cancel=on_cancel)
 
     async def _claim_and_load(
@@ -338,7 +337,7 @@ class Worker:
         claim = await self._claims.claim(claiming, put_back)
         try:
             if manual and record.cancel_requested:
-                claim, cancelled = await self._client.reclaim_after_cancel(claim)
+                claim, cancelled = await reclaim_after_cancel(self._claims, claim)
             return await self._prepare(claim, manual=manual)
         except RunLost:
             raise

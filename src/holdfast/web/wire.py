@@ -9,7 +9,7 @@ from holdfast.core.run.info import RequestOptions
 from holdfast.core.run.messages import Usage
 from holdfast.core.run.turns import TurnStatus
 from holdfast.core.run.waiting import Answer, Approve, Deny, Value, WaitingCall
-from holdfast.runtime.conversations import When
+from holdfast.runtime.operations.conversations import When
 from holdfast.runtime.operations.verdicts import Verdict
 
 #: The media type of errors (RFC 9457).

@@ -14,7 +14,7 @@ from holdfast.checkpoint.store import RunStore
 from holdfast.checkpoint.workers import LimitUsage
 from holdfast.cli.doctor import SAMPLE_SIZE, Doctor, Finding, load_explanations
 from holdfast.cli.loading import load_agents, load_object
-from holdfast.cli.opening import make_store, open_client, report_slow_open, resolve_store_url
+from holdfast.cli.opening import make_store, open_store, report_slow_open, resolve_store_url
 from holdfast.cli.options import JsonOption, StoreOption
 from holdfast.cli.output import STYLES, CommandError, Output, UsageError, format_error, print_json
 from holdfast.config import ConcurrencyLimit
@@ -177,7 +177,7 @@ def _make_limit(agent: str, key: str, max_runs: int) -> ConcurrencyLimit:
 
 def _run(store_url: str, work: Callable[[RunStore], Awaitable[T]]) -> T:
     async def main() -> T:
-        async with open_client(store_url) as (_, store):
+        async with open_store(store_url) as store:
             return await work(store)
 
     return asyncio.run(main())

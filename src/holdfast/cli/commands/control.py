@@ -59,10 +59,10 @@ def cancel(run: RunArgument, store: StoreOption = "", as_json: JsonOption = Fals
 
 async def _cancel(store_url: str, run_id: str) -> str | None:
     """Return the live worker that has to cancel the run; `None` if the run is cancelled."""
-    async with open_client(store_url) as (client, store):
+    async with open_client(store_url) as client:
         await client.cancel(run_id)
         try:
-            record = await get_record(store, run_id)
+            record = await get_record(client.open_store, run_id)
         except RunNotFound:
             return None
         return None if record.is_terminal else record.owner
@@ -106,9 +106,9 @@ def fork(
 
 
 async def _fork(store_url: str, agents: Mapping[str, AgentSource], run_id: str, fork: Fork) -> str:
-    async with open_client(store_url, agents) as (client, _):
+    async with open_client(store_url, agents) as client:
         try:
-            return await client.fork(run_id, fork)
+            return await client.fork(run_id, fork.at_step, edited=fork.edited, results=fork.results, new_id=fork.new_id)
         except RecordDecodeError as exc:
             raise CommandError(f"{exc}. If its agent does not use the native loop, name it with --app") from exc
 
@@ -309,7 +309,7 @@ def unpark(
 
 
 async def _unpark(store_url: str, agents: Mapping[str, AgentSource], run_id: str, resolutions: dict[str, Any]) -> None:
-    async with open_client(store_url, agents) as (client, _):
+    async with open_client(store_url, agents) as client:
         try:
             await client.unpark(run_id, resolutions)
         except RecordDecodeError as exc:

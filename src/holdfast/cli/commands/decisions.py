@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli.opening import open_mailer
+from holdfast.cli.opening import open_client
 from holdfast.cli.options import (
     ByOption,
     CallArgument,
@@ -43,8 +43,8 @@ def answer(
 
 
 async def _answer(store_url: str, run_id: str, call_id: str, value: Value, by: str) -> None:
-    async with open_mailer(store_url) as mailer:
-        await mailer.answer(run_id, call_id, value, by=by, via="cli")
+    async with open_client(store_url) as client:
+        await client.answer(run_id, call_id, value, by=by, via="cli")
 
 
 def approve(
@@ -68,15 +68,15 @@ def approve(
 
 
 async def _approve(store_url: str, run_id: str, call_id: str, edits: dict[str, Any], comment: str, by: str) -> None:
-    async with open_mailer(store_url) as mailer:
-        call = await mailer.find_call(run_id, call_id)
+    async with open_client(store_url) as client:
+        call = await client.find_call(run_id, call_id)
         arguments = None
         if edits:
             if not isinstance(call.arguments, dict):
                 raise CommandError(f"the arguments of call {call_id} are not a JSON object: --set cannot edit them")
             arguments = {**call.arguments, **edits}
         answer = Approve(arguments=arguments, comment=comment)
-        await mailer.answer(run_id, call_id, answer, by=by, via="cli", digest=call.digest)
+        await client.answer(run_id, call_id, answer, by=by, via="cli", digest=call.digest)
 
 
 def deny(
@@ -96,8 +96,8 @@ def deny(
 
 
 async def _deny(store_url: str, run_id: str, call_id: str, answer: Deny, by: str) -> None:
-    async with open_mailer(store_url) as mailer:
-        await mailer.answer(run_id, call_id, answer, by=by, via="cli")
+    async with open_client(store_url) as client:
+        await client.answer(run_id, call_id, answer, by=by, via="cli")
 
 
 _MAX_ARGUMENTS_LENGTH = 1000
@@ -122,8 +122,8 @@ def pending(
 
 
 async def _list(store_url: str, agent: str, caller: str, tool: str) -> list[WaitingCall]:
-    async with open_mailer(store_url) as mailer:
-        return await mailer.list_pending(agent=agent or None, caller=caller or None, tool=tool or None)
+    async with open_client(store_url) as client:
+        return await client.pending(agent=agent or None, caller=caller or None, tool=tool or None)
 
 
 def _print_calls(output: Output, calls: list[WaitingCall]) -> None:
@@ -166,8 +166,8 @@ def send(
 
 
 async def _send(store_url: str, run_id: str, text: str, mail_id: str | None) -> str:
-    async with open_mailer(store_url) as mailer:
-        return await mailer.send(run_id, text, mail_id)
+    async with open_client(store_url) as client:
+        return await client.send(run_id, text, id=mail_id)
 
 
 def signal(
@@ -192,5 +192,5 @@ def signal(
 
 
 async def _signal(store_url: str, run_id: str, name: str, payload: Any, mail_id: str | None) -> str:
-    async with open_mailer(store_url) as mailer:
-        return await mailer.signal(run_id, name, payload, mail_id)
+    async with open_client(store_url) as client:
+        return await client.signal(run_id, name, payload, id=mail_id)

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -15,7 +15,7 @@ from holdfast.checkpoint.codec import Outcome, decode
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.record import RunStatus
-from holdfast.checkpoint.store import RunStore, get_record
+from holdfast.checkpoint.store import get_record
 from holdfast.cli.chat import ChatDisplay, ChatSession, LeaveChat, LineReader
 from holdfast.cli.listeners import ProgressDisplay, ProgressListener
 from holdfast.cli.loading import build_app, build_model_app, load_object, select_agent_name
@@ -50,8 +50,9 @@ from holdfast.core.errors import RunInterrupted
 from holdfast.core.run.info import RunInfo, RunOptions, check_run_id
 from holdfast.core.run.result import Result
 from holdfast.core.run.waiting import RunWaiting, describe_waits
-from holdfast.core.trace_context import annotate_submit, continue_environment_trace
+from holdfast.core.trace_context import continue_environment_trace
 from holdfast.ids import make_id
+from holdfast.runtime.operations.outcomes import is_settled, raise_if_waiting
 from holdfast.runtime.operations.run_client import RunClient
 from holdfast.runtime.reading.formatting import utc_now
 from holdfast.runtime.reading.run_summary import summarize_run
@@ -181,9 +182,6 @@ def _get_prompt_argument(code: str, prompt: str) -> str:
     return code
 
 
-#: Polling is the fallback for a lost change notification.
-_POLL_INTERVAL = timedelta(seconds=1)
-
 _RESULT_STATUSES: dict[RunStatus, Literal["done", "failed", "cancelled"]] = {
     RunStatus.DONE: "done",
     RunStatus.FAILED: "failed",
@@ -232,31 +230,39 @@ async def _submit(
     store_url: str, info: RunInfo, not_before: datetime | None, *, wait: bool
 ) -> CommandResult | RunStatus:
     """Submit the run, and return its result or its status."""
-    async with open_client(store_url, create=True) as (client, store):
+    async with open_client(store_url, create=True) as client:
         with continue_environment_trace(os.environ):
-            await client.submit(info, not_before, port_data=annotate_submit(None, info))
-        status = (await get_record(store, info.run_id)).current_status
+            await client.submit(
+                info.agent_name,
+                info.prompt,
+                inputs=info.inputs,
+                run_id=info.run_id,
+                not_before=not_before,
+                caller_id=info.caller_id,
+                labels=info.labels,
+                priority=info.priority,
+                concurrency_key=info.concurrency_key,
+            )
+        status = (await get_record(client.open_store, info.run_id)).current_status
         if not wait:
             return status
         if status is RunStatus.QUEUED:
             print_diagnostic(f"run {info.run_id} is queued: it waits for a worker that has the agent {info.agent_name}")
-        return await _wait_for_result(client, store, info.run_id, store_url)
+        return await _wait_for_result(client, info.run_id, store_url)
 
 
-async def _wait_for_result(client: RunClient, store: RunStore, run_id: str, store_url: str) -> CommandResult:
+async def _wait_for_result(client: RunClient, run_id: str, store_url: str) -> CommandResult:
     """Wait until the run is terminal, parked, or waits for more than a time. Needs no agent's code."""
-    while True:
-        record = await get_record(store, run_id)
-        try:
-            client.raise_if_waiting(record)
-        except RunWaiting as waiting:
-            return make_waiting_result(waiting, store_url)
-        if record.status is RunStatus.PARKED:
-            return CommandResult(run_id=run_id, status="parked", reason=record.reason)
-        if record.is_terminal:
-            break
-        await store.wait_for_change(_POLL_INTERVAL)
-    stored = await store.load(run_id)
+    with client.changes.listen() as changed:
+        while not is_settled(record := await get_record(client.open_store, run_id)):
+            try:
+                raise_if_waiting(record)
+            except RunWaiting as waiting:
+                return make_waiting_result(waiting, store_url)
+            await changed.wait()
+    if record.status is RunStatus.PARKED:
+        return CommandResult(run_id=run_id, status="parked", reason=record.reason)
+    stored = await client.open_store.load(run_id)
     outcomes = [entry.body for entry in stored.entries if entry.kind is EntryKind.OUTCOME]
     outcome = decode(outcomes[-1], Outcome) if outcomes else Outcome(error=stored.record.reason)
     return CommandResult(

@@ -12,7 +12,6 @@ from holdfast.cli.opening import open_client
 from holdfast.cli.options import JsonOption, StoreOption
 from holdfast.cli.output import CommandError, Output, UsageError, print_diagnostic, print_json
 from holdfast.clock import SYSTEM_CLOCK
-from holdfast.core.run.info import RunInfo
 
 if TYPE_CHECKING:
     from holdfast.batteries.schedule import Schedule
@@ -162,16 +161,12 @@ async def _open_schedule(store_url: str, *, create: bool = False) -> AsyncIterat
     """Open the schedule in the store."""
     from holdfast.batteries.schedule import Schedule
 
-    async with open_client(store_url, create=create) as (client, store):
-        if not store.durable:
+    async with open_client(store_url, create=create) as client:
+        if not client.open_store.durable:
             raise CommandError("jobs in a store in memory end with this command: name a sqlite: or postgresql: store")
-
-        async def submit(agent: str, prompt: str, *, run_id: str, caller_id: str) -> str:
-            return await client.submit(RunInfo(run_id=run_id, agent_name=agent, caller_id=caller_id, prompt=prompt))
-
         schedule = Schedule()
-        schedule.bind(submit)
-        await schedule.open(store.tables())
+        schedule.bind(client.submit)
+        await schedule.open(client.open_store.tables())
         try:
             yield schedule
         finally:

@@ -8,12 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.progress import AttemptRecord
 from holdfast.checkpoint.record import RunFilter, RunStatus, StoredRun
 from holdfast.checkpoint.store import iter_runs
 from holdfast.cli.loading import get_tool_effects, load_agents
-from holdfast.cli.opening import open_store
+from holdfast.cli.opening import open_client, open_store
 from holdfast.cli.options import JsonOption, RunArgument, StoreOption
 from holdfast.cli.output import STYLES, Output, format_value, one_line, print_diagnostic, print_json, print_json_line
 from holdfast.cli.printing import (
@@ -25,16 +24,13 @@ from holdfast.cli.printing import (
     format_pick,
     format_time,
 )
-from holdfast.clock import SYSTEM_CLOCK
 from holdfast.core.run.run_events import Event, HistoryRewritten, ReaderTooSlow, StatusChanged
-from holdfast.runtime.changes import ChangeSignal
 from holdfast.runtime.operations.verdicts import PICK, Verdict, read_verdict
 from holdfast.runtime.reading import formatting
 from holdfast.runtime.reading.formatting import utc_now
 from holdfast.runtime.reading.run_summary import RunSummary, describe_status, summarize_run
 from holdfast.runtime.reading.run_views import RunDetails, read_details
 from holdfast.runtime.reading.transcript import CallRecord, Transcript, TranscriptItem, get_loop_name, read_record_waits
-from holdfast.runtime.streams.hub import EventHub
 
 _WAITING_STATES = ("needs approval", "needs result", "waiting")
 
@@ -258,16 +254,11 @@ def _describe_status(event: StatusChanged) -> str:
 
 
 async def _follow(store_url: str, run_id: str, after: str | None, printer: _TailPrinter) -> None:
-    async with open_store(store_url) as store:
-        hub = EventHub(StoreCheckpoints(store), ChangeSignal(store, SYSTEM_CLOCK))
-        hub.open()
-        try:
-            while True:
-                try:
-                    async for event in hub.stream(run_id, after):
-                        printer.print(event)
-                    return
-                except ReaderTooSlow as slow:
-                    after = slow.cursor
-        finally:
-            await hub.close()
+    async with open_client(store_url) as client:
+        while True:
+            try:
+                async for event in client.events(run_id, after):
+                    printer.print(event)
+                return
+            except ReaderTooSlow as slow:
+                after = slow.cursor

@@ -154,9 +154,10 @@ class EventForwarder:
 async def run_worker(store: RunStore, ledger: InvoiceLedger, pace: float) -> None:
     """Recover until the run is terminal."""
     async with App([build_agent(ledger, pace)], store, worker=False, listener=EventForwarder()) as app:
-        while not (await get_record(store, RUN_ID)).is_terminal:
-            await app.recover()
-            await store.wait_for_change(timedelta(milliseconds=50))
+        with app.changes.listen() as changed:
+            while not (await get_record(store, RUN_ID)).is_terminal:
+                await app.recover()
+                await changed.wait(timedelta(milliseconds=50))
 
 
 if __name__ == "__main__":

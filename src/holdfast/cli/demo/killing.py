@@ -34,7 +34,6 @@ from holdfast.cli.demo.invoices import (
 from holdfast.cli.demo.sample_fleet import add_jobs, build_fleet, keep_submitting
 from holdfast.cli.opening import open_client, open_store
 from holdfast.cli.output import CommandError, Output
-from holdfast.core.run.info import RunInfo
 from holdfast.core.run.run_events import Event, StatusChanged, StepStarted, ToolCalled, ToolReturned
 from holdfast.ids import draw_bits
 from holdfast.runtime.reading.transcript import Transcript, get_loop_name
@@ -184,9 +183,8 @@ class Demo:
 
     async def run(self) -> DemoResult:
         """Submit the run, execute and kill it, and check the result."""
-        info = RunInfo(run_id=RUN_ID, agent_name=AGENT_NAME, prompt=PROMPT)
-        async with open_client(self.store_url, create=True) as (client, _):
-            await client.submit(info)
+        async with open_client(self.store_url, create=True) as client:
+            await client.submit(AGENT_NAME, PROMPT, run_id=RUN_ID)
         self._output.print_line(f"an agent pays {ROUNDS * BATCH_SIZE} invoices; the run is stored before it starts")
         for kill in [*self._kills, None]:
             attempt = await self._run_attempt(kill)

@@ -177,7 +177,7 @@ class RunInfo(RunIndex, frozen=True, kw_only=True, omit_defaults=True):
     @classmethod
     def create(
         cls,
-        agent: "AgentSource",
+        agent: "AgentSource | str",
         prompt: Prompt,
         *,
         run_id: str | None = None,
@@ -188,22 +188,26 @@ class RunInfo(RunIndex, frozen=True, kw_only=True, omit_defaults=True):
     ) -> Self:
         """Return the identity of a new run of `agent`, with a random id unless `run_id` is given.
 
+        Args:
+            agent: or its name, if only the process that executes the run has the agent.
+
         Raises:
             InvalidRunId: the run id is not valid.
             DefinitionError: another field is not text, or is text that no store can keep; the prompt or an input has no
                 JSON form; or the agent does not accept the content parts of the prompt.
         """
-        details = AgentDetails.from_source(agent)
+        name, loop_name = (agent, "") if isinstance(agent, str) else (agent.name, NATIVE_LOOP_NAME)
+        details = AgentDetails() if isinstance(agent, str) else AgentDetails.from_source(agent)
         given: dict[str, Any] = {**options, "labels": _copy_labels(options.get("labels"))}
         return cls(
             run_id=make_id() if run_id is None else run_id,
-            agent_name=agent.name,
+            agent_name=name,
             agent_id=details.agent_id,
             model_tier=details.model_tier,
-            loop=NATIVE_LOOP_NAME if details.loop is None else details.loop.name,
+            loop=loop_name if details.loop is None else details.loop.name,
             parent_run_id=parent_run_id,
             lineage=lineage,
-            prompt=dump_prompt(agent.name, details.loop, prompt),
+            prompt=dump_prompt(name, details.loop, prompt),
             inputs=dump_inputs(inputs),
             **given,
         )

@@ -91,8 +91,8 @@ class Mailer:
             raise CheckpointError(f"run {run_id}: the arguments of call {call_id} are not the ones that were shown")
         await self._post_decision(call, answer.to_decision(by, via))
 
-    async def complete_call(self, token: str, result: Any) -> None:
-        """Give the result of a call whose tool returned `Deferred`.
+    async def complete_call(self, token: str, result: Any) -> str:
+        """Give the result of a call whose tool returned `Deferred`. Return the id of its run.
 
         Raises:
             NotWaiting: the token is not valid, or the wait is over. AlreadyAnswered: there is a result already.
@@ -104,7 +104,7 @@ class Mailer:
             if call.token_hash and hmac.compare_digest(call.token_hash, hash_token(secret)):
                 _check_expiry(call, self._clock.now())
                 await self._post_decision(call, Value(result).to_decision("", "token"))
-                return
+                return run_id
         raise NotWaiting("no call waits for this token: it is not valid, or the call has its result")
 
     async def list_pending(

@@ -1,151 +1,159 @@
-"""Operations on stored runs from any process: submit, await, cancel, unpark, fork."""
+"""RunClient: every operation on stored runs that executes none of them."""
 
-import asyncio
-from collections.abc import Mapping
-from contextlib import suppress
-from datetime import datetime
-from typing import Any
+import builtins
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from typing import Any, Final, Unpack
 
-import msgspec
-
-from holdfast.checkpoint.claims import cancel_run, make_cancelled_release
-from holdfast.checkpoint.codec import Begin, DecodedRun, decode, decode_run, encode, encode_begin
-from holdfast.checkpoint.errors import (
-    CheckpointError,
-    RunBusy,
-    RunConflict,
-    RunExists,
-    RunNotClaimable,
-    RunNotFound,
-)
-from holdfast.checkpoint.factory import StoreCheckpoints
-from holdfast.checkpoint.journal import Entry, EntryKind
-from holdfast.checkpoint.progress import Progress
-from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunFilter, RunRecord, RunStatus, StoredRun
-from holdfast.checkpoint.store import RunStore, get_record, iter_runs
-from holdfast.checkpoint.workers import Claim
+from holdfast.checkpoint.checkpoint_store import CheckpointStore
+from holdfast.checkpoint.claims import cancel_run
+from holdfast.checkpoint.store import RunStore, get_record
+from holdfast.clock import CLOCK, Clock
+from holdfast.config import CheckpointSettings
 from holdfast.core.agents.agent import AgentSource
-from holdfast.core.errors import RunCancelled, RunFailed, RunParked
-from holdfast.core.execution.native_loop import NATIVE_LOOP, get_loop
-from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
+from holdfast.core.errors import DefinitionError
+from holdfast.core.execution.native_loop import get_loop
 from holdfast.core.json_value import JsonValue
-from holdfast.core.loop import Loop
-from holdfast.core.ports import Resumption
-from holdfast.core.run.info import RunInfo
-from holdfast.core.run.prompt import Prompt, dump_prompt, make_request_digest
-from holdfast.core.run.result import Result
-from holdfast.core.run.turns import TURN_TOPIC, ConversationIdle
-from holdfast.core.run.waiting import RunWaiting
-from holdfast.core.validation import check_labels, to_utc
-from holdfast.runtime.agent_registry import find_agent
+from holdfast.core.ports import Telemetry
+from holdfast.core.run.info import RunInfo, RunOptions
+from holdfast.core.run.prompt import Prompt, dump_prompt
+from holdfast.core.run.result import OutputT, Result
+from holdfast.core.run.run_events import Event, StatusChanged
+from holdfast.core.run.waiting import Answer, WaitingCall
+from holdfast.core.trace_context import annotate_submit
+from holdfast.core.validation import check_labels
+from holdfast.runtime.agent_registry import find_agent, find_loop, resolve_agent
 from holdfast.runtime.changes import ChangeSignal
+from holdfast.runtime.operations.conversations import CONVERSATION_LABEL, Conversation
 from holdfast.runtime.operations.forking import Fork, make_start
-from holdfast.stores.redacting import stored_info
+from holdfast.runtime.operations.outcomes import wait_for_result
+from holdfast.runtime.operations.store_services import RunHost, StoreServices
+from holdfast.runtime.operations.submitting import make_queued_run
+from holdfast.runtime.operations.verdicts import PICK, Verdict, read_verdict, record_verdict
+from holdfast.runtime.reading.run_views import RunDetails, RunList, RunQuery, get_run, list_runs
+from holdfast.stores.from_url import find_store
+
+_SETTINGS = CheckpointSettings()
+
+NO_STORE = "this App has no store: give it one to submit, recover or resume runs"
+NOT_OPEN = "the App is not open: use it as `async with app:`"
 
 
 class RunClient:
-    """Operates on the runs of one store, in whichever process they are executed."""
+    """Operates on the runs of one store, in whichever process they are executed.
 
-    def __init__(self, checkpoints: StoreCheckpoints, agents: Mapping[str, AgentSource], changes: ChangeSignal) -> None:
-        """Make a client.
+    Used as `async with RunClient.open(url) as client:`. An `App` is a client that also executes runs.
+    """
+
+    def __init__(
+        self,
+        store: RunStore | None,
+        agents: Mapping[str, AgentSource] | None = None,
+        *,
+        settings: CheckpointSettings = _SETTINGS,
+        telemetry: Telemetry | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Make a client, not open.
 
         Args:
-            agents: by name. Their codecs decode transcripts and results.
+            agents: by name. Their codecs decode messages and results. `None`: runs of any agent are submitted by its
+                name, and read as far as that is possible without it.
         """
-        self._checkpoints, self._agents, self.changes = checkpoints, agents, changes
-        self.store: RunStore = checkpoints.store
-        self._store = self.store
+        #: The store, which redacts if the settings say so.
+        self.store: Final = store
+        #: The agents, by name.
+        self.agents: Final = {} if agents is None else agents
+        self._needs_agents = agents is not None
+        self._telemetry = telemetry
+        self._clock = CLOCK.get() if clock is None else clock
+        self._services = None if store is None else StoreServices(store, self.agents, settings, self._clock)
+        self._host = RunHost()
+        #: Stays true when the client is closed: then its store refuses what is asked of it.
+        self._was_opened = False
 
-    def _loop_for(self, agent_name: str) -> Loop:
-        agent = self._agents.get(agent_name)
-        return get_loop(agent) if agent is not None else NATIVE_LOOP
+    @staticmethod
+    @asynccontextmanager
+    async def open(
+        store: RunStore | CheckpointStore | str = "", agents: Mapping[str, AgentSource] | None = None
+    ) -> AsyncIterator["RunClient"]:
+        """Open a store, and close it at the end. This process is a worker of it only once an operation claims a run.
 
-    async def get_record(self, run_id: str) -> RunRecord:
-        """Return the record of the run, without its journal."""
-        return await get_record(self._store, run_id)
-
-    async def dump_message(self, run_id: str, content: Prompt) -> str | list[JsonValue]:
-        """Return a message to a run as plain data. Only the agent of the run knows which content parts it accepts.
+        Args:
+            store: a store or the URL of one. `""` is the default (`HOLDFAST_STORE`, else SQLite under `.holdfast/`).
+            agents: as for `RunClient`.
 
         Raises:
-            DefinitionError: there is no such agent here, or it does not accept the parts.
+            DefinitionError: it is neither a store nor a URL.
+            StoreError: the URL names no store, or the store cannot be opened.
         """
-        if isinstance(content, str):
-            return content
-        agent_name = (await self.get_record(run_id)).agent_name
-        return dump_prompt(agent_name, get_loop(find_agent(self._agents, agent_name)), content)
+        client = RunClient(find_store(store), agents)
+        assert client._services is not None  # only `None` gives no store
+        await client._services.open()
+        client._was_opened = True
+        try:
+            yield client
+        finally:
+            await client._services.close()
+
+    @property
+    def _stored(self) -> StoreServices:
+        if self._services is None:
+            raise DefinitionError(NO_STORE)
+        if not self._was_opened:
+            raise DefinitionError(NOT_OPEN)
+        return self._services
+
+    @property
+    def open_store(self) -> RunStore:
+        """The store.
+
+        Raises:
+            DefinitionError: there is none, or it was never opened.
+        """
+        return self._stored.store
+
+    @property
+    def changes(self) -> ChangeSignal:
+        """Tells when the store may have changed. Raises as `open_store`."""
+        return self._stored.changes
+
+    def _resolve(self, agent: AgentSource | str) -> AgentSource | str:
+        return resolve_agent(self.agents, agent) if self._needs_agents else agent
+
+    # -- runs ---------------------------------------------------------------------------------------------------
 
     async def submit(
         self,
-        info: RunInfo,
+        agent: AgentSource | str,
+        prompt: Prompt,
+        *,
+        inputs: Mapping[str, Any] | None = None,
+        run_id: str | None = None,
         not_before: datetime | None = None,
         connection: Any = None,
-        *,
-        port_data: Mapping[str, Any] | None = None,
+        **options: Unpack[RunOptions],
     ) -> str:
-        """Queue a run for any worker. Durable when this returns. Idempotent for the same id, agent and input.
+        """Queue a run for any worker, this process included. Durable when this returns.
+
+        Idempotent: the id of an earlier run with the same agent and prompt attaches to it, whatever its status.
 
         Args:
+            prompt: text, or content parts (pictures, files) that the agent accepts.
+            inputs: structured data for the agent's code, as plain JSON data.
             not_before: workers leave the run alone until then.
-            connection: of the user to the store's database: the run exists only if its transaction commits.
-            port_data: of ports, such as the trace context of the caller.
+            connection: your own connection to the store's PostgreSQL database (psycopg, asyncpg or SQLAlchemy), in a
+                transaction. The run exists if and only if that transaction commits.
 
         Raises:
+            DefinitionError: an argument has a wrong type, the agent does not accept the content parts, or the
+                connection cannot be used.
             RunConflict: a run with this id has another agent, prompt or inputs.
-            DefinitionError: `not_before` is not a time that stores can keep, or a label is one of holdfast's own.
         """
-        check_labels(info.labels)
-        if not_before is not None:
-            not_before = to_utc("not_before", not_before)
-        progress = Progress(port_data=dict(port_data or {}))
-        new = make_queued_run(info, progress, [], not_before)
-        if connection is not None:
-            await self._submit_within(connection, new, info)
-            return info.run_id
-        while True:
-            try:
-                await self._store.create(new)
-            except RunExists:
-                try:
-                    await self.get_same_request(info)
-                except RunNotFound:
-                    continue  # it was removed meanwhile
-            return info.run_id
-
-    async def _submit_within(self, connection: Any, new: NewRun, info: RunInfo) -> None:
-        try:
-            await self._store.create(new, connection=connection)
-        except RunExists as exc:
-            # The other run may not be committed: it cannot be loaded.
-            if exc.begin is not None and not self.is_same_request(info, known := decode(exc.begin, Begin).info):
-                raise RunConflict(info.run_id, known.agent_name) from exc
-
-    async def create(self, info: RunInfo) -> None:
-        """Queue a run unless there is one with this id."""
-        with suppress(RunExists):
-            await self._store.create(make_queued_run(info, Progress(), []))
-
-    async def get_same_request(self, info: RunInfo) -> RunRecord:
-        """Return the record of the run with this id, if it has the same agent, prompt and inputs.
-
-        Raises:
-            RunConflict: it has another agent, prompt or inputs. RunNotFound: there is none.
-        """
-        record = await self.get_record(info.run_id)
-        known = decode(record.info, RunInfo)
-        if not known.request_digest:  # it was submitted by SQL
-            known = decode((await self._store.load(info.run_id)).entries[0].body, Begin).info
-        if not self.is_same_request(info, known):
-            raise RunConflict(info.run_id, known.agent_name)
-        return record
-
-    def is_same_request(self, info: RunInfo, known: RunInfo) -> bool:
-        """Whether `info` has the agent, prompt and inputs of the run `known`, which may be redacted."""
-        if (known.agent_name, known.conversation) != (info.agent_name, info.conversation):
-            return False
-        asked = stored_info(self._store, info)
-        digest = known.request_digest or make_request_digest(known.prompt, known.inputs)
-        return digest in (make_request_digest(each.prompt, each.inputs) for each in (info, asked))
+        info = RunInfo.create(self._resolve(agent), prompt, run_id=run_id, inputs=inputs, **options)
+        port_data = annotate_submit(self._telemetry, info)
+        return await self._stored.submitter.submit(info, not_before, connection, port_data=port_data)
 
     async def result(self, run_id: str, *, through_waits: bool = False) -> Result:
         """Wait for the result of a run, in whichever process it is executed.
@@ -158,64 +166,38 @@ class RunClient:
             RunFailed: it failed. RunCancelled: it was cancelled. RunParked: it needs a person.
             RunWaiting: it waits for a person, a signal or a result from outside.
         """
-        with self.changes.listen() as changed:
-            while not is_settled(record := await self.get_record(run_id)):
-                if not through_waits:
-                    self.raise_if_waiting(record)
-                await changed.wait()
-        return self.read_result(await self._store.load(run_id))
+        services = self._stored
+        return await wait_for_result(services.store, services.changes, self.agents, run_id, through_waits=through_waits)
 
-    def read_waiting(self, record: RunRecord) -> RunWaiting:
-        """Return what a waiting run waits for, as an error."""
-        calls = decode(record.progress, Progress).calls.undecided
-        if not calls and TURN_TOPIC in record.wake_on:
-            return ConversationIdle(record.run_id)
-        return RunWaiting(record.run_id, calls)
+    async def get(self, run_id: str) -> RunDetails:
+        """Return a run's status, progress, times and pending calls, whichever process executes it.
 
-    def raise_if_waiting(self, record: RunRecord) -> None:
-        """Raise `RunWaiting` if the run waits for more than a time."""
-        if record.status is RunStatus.WAITING and not (waiting := self.read_waiting(record)).only_for_time:
-            raise waiting
+        Raises:
+            RunNotFound: there is no such run, or its retention has passed.
+            RunDamaged: its journal is corrupt.
+        """
+        return await get_run(self.open_store, run_id)
 
-    def read_result(self, stored: StoredRun) -> Result:
-        """Return the result of a settled run. Raises as `result` does."""
-        run_id = stored.record.run_id
-        if stored.record.status is RunStatus.PARKED:
-            raise make_parked_error(stored.record)
-        loop = self._loop_for(stored.record.agent_name)
-        checkpoint = decode_run(stored, loop.codec)
-        outcome = checkpoint.outcome
-        if stored.record.status is RunStatus.CANCELLED:
-            raise RunCancelled(f"run {run_id} was cancelled")
-        if outcome is None or stored.record.status is RunStatus.FAILED:
-            raise RunFailed(f"run {run_id} failed: {stored.record.reason}")
-        return Result(
-            run_id=run_id,
-            output=loop.load_output(outcome.output),
-            usage=outcome.usage,
-            steps=checkpoint.state.steps,
-            phases=tuple(checkpoint.state.phases),
-            messages=checkpoint.state.history,
-        )
+    async def list(self, *, limit: int = 50, cursor: str | None = None, **query: Unpack[RunQuery]) -> RunList:
+        """Return a page of runs, newest first.
+
+        Args:
+            cursor: the `cursor` of the page before.
+            query: `status`, `agent`, `caller`, `parent`, `labels`, `since` and `until`; all that are given have to fit.
+
+        Raises:
+            DefinitionError: an argument has a wrong type or value.
+            InvalidCursor: the cursor is not one that this store has returned.
+        """
+        return await list_runs(self.open_store, limit=limit, cursor=cursor, **query)
 
     async def cancel(self, run_id: str) -> None:
-        """Cancel a run without a live owner, or ask its owner to. Its unfinished child runs are cancelled first.
+        """Cancel a run and its unfinished children. If another process owns it, ask that process to.
 
         Raises:
             RunNotFound: there is no such run. RunNotClaimable: it is terminal already.
         """
-        await cancel_run(self._checkpoints.claims, run_id)
-
-    async def reclaim_after_cancel(self, claim: Claim) -> tuple[Claim, Release]:
-        """Claim a run again that a person resumes despite a pending cancel request: record the cancel first.
-
-        Returns the new claim, and the release that undoes it.
-        """
-        retention = self._checkpoints.settings.retention
-        cancelled = make_cancelled_release("cancelled before it was resumed", retention)
-        await self._store.release(claim, cancelled)
-        claims = self._checkpoints.claims
-        return await claims.claim_with_status(claim.run_id, RunStatus.CANCELLED, cancelled), cancelled
+        await cancel_run(await self._stored.get_claims(), run_id)
 
     async def unpark(self, run_id: str, resolutions: Mapping[str, Any] | None = None) -> None:
         """Make a parked run interrupted and clear its strikes: recovery resumes it.
@@ -230,22 +212,8 @@ class RunClient:
             RunNotFound: there is no such run. RunNotClaimable: it is not parked. RunBusy: another process unparks it.
             CheckpointError: a resolution is for a call that is not pending.
         """
-        parked = Release(status=RunStatus.PARKED, reason=(await self.get_record(run_id)).reason)
-        claims = self._checkpoints.claims
-        with claims.use():
-            claim = await claims.claim_with_status(run_id, RunStatus.PARKED, parked)
-            try:
-                await self._record_resolutions(claim, resolutions or {})
-                for child in await self._list_parked_children(run_id):
-                    await self.unpark(child)
-            except asyncio.CancelledError:
-                claims.start(claims.release_claim(claim, parked))
-                raise
-            except BaseException:
-                await claims.release_claim(claim, parked)
-                raise
-            # The resolutions are saved. If this release fails, it is retried.
-            await claims.release_claim(claim, Release(status=RunStatus.INTERRUPTED))
+        await self._stored.get_claims()
+        await self._stored.requeuer.unpark(run_id, resolutions or {})
 
     async def requeue(self, run_id: str) -> None:
         """Make a parked, failed or cancelled run interrupted, durably: a worker resumes it after its last good step.
@@ -254,48 +222,27 @@ class RunClient:
             RunNotFound: there is no such run. RunBusy: a live worker owns it.
             RunNotClaimable: it is done, or waits for a time or for mail.
         """
-        record = await self.get_record(run_id)
-        if record.status is RunStatus.PARKED:
-            return await self.unpark(run_id)
-        if record.status not in (RunStatus.FAILED, RunStatus.CANCELLED):
-            if record.status in CLAIMABLE_STATUSES and not record.owner_alive:
-                return None  # it is due already
-            if record.owner is not None and record.owner_alive:
-                raise RunBusy(run_id, record.owner)
-            raise RunNotClaimable(run_id, record.status, record.reason)
-        due = Release(status=RunStatus.INTERRUPTED)
-        claims = self._checkpoints.claims
-        with claims.use():
-            claim = await claims.claim_with_status(run_id, record.status, due)
-            if record.cancel_requested:
-                claim, _ = await self.reclaim_after_cancel(claim)
-            return await claims.release_claim(claim, due)
+        await self._stored.get_claims()
+        await self._stored.requeuer.requeue(run_id)
 
-    async def _list_parked_children(self, run_id: str) -> list[str]:
-        wanted = RunFilter(parent_run_id=run_id, statuses=frozenset({RunStatus.PARKED}))
-        return [record.run_id async for record in iter_runs(self._store, wanted)]
+    async def fork(
+        self,
+        run_id: str,
+        at_step: int,
+        *,
+        edited: Prompt | None = None,
+        results: Mapping[str, Any] | None = None,
+        new_id: str | None = None,
+    ) -> str:
+        """Queue a new run that starts with the state of `run_id` after `at_step`, and return its id.
 
-    async def _record_resolutions(self, claim: Claim, resolutions: Mapping[str, Any]) -> None:
-        """Save the outcomes of the calls in doubt. Other pending calls are made when the run resumes."""
-        resumption = await self._prepare(claim)
-        state, loop = resumption.state, self._loop_for(resumption.info.agent_name)
-        pending = [call for call in loop.pending_calls(state.history) if call.call_id not in state.results]
-        unknown = set(resolutions) - {call.call_id for call in pending}
-        if unknown:
-            raise CheckpointError(f"run {claim.run_id}: no pending call has the id {', '.join(sorted(unknown))}")
-        in_doubt = state.calls.in_doubt
-        state.calls = msgspec.structs.replace(state.calls, in_doubt=())
-        for call in pending:
-            if call.call_id in resolutions:
-                state.results[call.call_id] = loop.make_result(call, resolutions[call.call_id])
-            elif call.call_id in in_doubt:
-                state.results[call.call_id] = loop.make_result(call, UNKNOWN_OUTCOME, error=True)
-        await resumption.checkpointer.save(state, force=True)
+        The old run is not changed.
 
-    async def fork(self, run_id: str, fork: Fork) -> str:
-        """Queue a new run that starts from the state of `run_id` at a step. The old run is not changed.
-
-        Returns its id.
+        Args:
+            edited: replaces the prompt, if `at_step` is 1, or the messages that the run got before this step, which is
+                run again. The number of the next step adds a message after the last one.
+            results: replace results of the step's calls, by call id.
+            new_id: of the new run; random by default.
 
         Raises:
             CheckpointError: the journal has no such call, or no such step: not reached, saved together with a later
@@ -303,37 +250,165 @@ class RunClient:
             DefinitionError: the agent does not accept the edited message.
             RunExists: there is a run with the new id.
         """
-        stored = await self._store.load(run_id)
-        start = make_start(stored, self._loop_for(stored.record.agent_name), fork)
-        await self._store.create(make_queued_run(start.info, start.progress, start.entries))
+        fork = Fork(at_step=at_step, new_id=new_id, edited=edited, results=dict(results or {}))
+        stored = await self.open_store.load(run_id)
+        start = make_start(stored, find_loop(self.agents, stored.record.agent_name), fork)
+        await self.open_store.create(make_queued_run(start.info, start.progress, start.entries))
         return start.info.run_id
 
-    async def load_checkpoint(self, run_id: str) -> DecodedRun:
-        """Read the checkpoint of a run. Changes nothing."""
-        stored = await self._store.load(run_id)
-        return decode_run(stored, self._loop_for(stored.record.agent_name).codec)
+    async def pick(self, run_id: str, result: str, *, by: str = "") -> None:
+        """Record which of several results a person has picked. The newest pick counts. Durable when this returns.
 
-    async def _prepare(self, claim: Claim) -> Resumption:
-        stored = await self._store.load(claim.run_id)
-        codec = self._loop_for(stored.record.agent_name).codec
-        return self._checkpoints.resume(claim, stored, codec, executes=False)
+        Args:
+            run_id: a fan-out, a run with forks, or the parent of several runs.
+            result: the id of a model of the fan-out, or the id of a run. Empty takes the pick back.
 
+        Raises:
+            RunNotFound: there is no such run.
+        """
+        await get_record(self.open_store, run_id)
+        await record_verdict(self.open_store, run_id, PICK, result, by=by)
 
-def is_settled(record: RunRecord) -> bool:
-    """Whether the run has ended, or waits for a person: `RunClient.read_result` tells which."""
-    return record.is_terminal or record.status is RunStatus.PARKED
+    async def get_pick(self, run_id: str) -> Verdict | None:
+        """Return the newest pick among the results of a run; `None` if there is none."""
+        return await read_verdict(self.open_store, run_id, PICK)
 
+    # -- mail ---------------------------------------------------------------------------------------------------
 
-def make_parked_error(record: RunRecord) -> RunParked:
-    """Return the error that says why a run is parked."""
-    reason, _, detail = record.reason.partition(": ")
-    return RunParked(reason, detail)
+    async def send(self, run_id: str, content: Prompt, *, id: str | None = None) -> str:
+        """Send a message to a run, whichever process executes it. Durable when this returns.
 
+        The run reads it before its next step, exactly once. Returns the id of the message. Sending with the same `id`
+        again changes nothing.
 
-def make_queued_run(
-    info: RunInfo, progress: Progress, entries: list[Entry], not_before: datetime | None = None
-) -> NewRun:
-    """Make a queued run from its first entry and the copied `entries` of another run."""
-    begin = Entry(seq=0, kind=EntryKind.BEGIN, body=encode_begin(info))
-    copied = [msgspec.structs.replace(entry, seq=number) for number, entry in enumerate(entries, start=1)]
-    return NewRun.create(info, encode(progress), [begin, *copied], not_before)
+        Args:
+            content: text, or content parts (pictures, files) that the agent of the run accepts.
+
+        Raises:
+            RunNotFound: there is no such run. RunEnded: it is done, failed or cancelled.
+            DefinitionError: the content is neither, or the agent does not accept these parts.
+        """
+        mail_id = await self._stored.mailer.send(run_id, await self._dump_message(run_id, content), id)
+        await self._host.on_posted(run_id)
+        return mail_id
+
+    async def _dump_message(self, run_id: str, content: Prompt) -> str | builtins.list[JsonValue]:
+        """Return a message as plain data. Only the agent of the run knows which content parts it accepts."""
+        if isinstance(content, str):
+            return content
+        agent_name = (await get_record(self.open_store, run_id)).agent_name
+        return dump_prompt(agent_name, get_loop(find_agent(self.agents, agent_name)), content)
+
+    async def signal(self, run_id: str, name: str, payload: Any = None, *, id: str | None = None) -> str:
+        """Send a signal to a run: a call of the tool `wait_for` with this name returns the payload.
+
+        The signal may come before the wait. Raises as `send`.
+        """
+        mail_id = await self._stored.mailer.signal(run_id, name, payload, id)
+        await self._host.on_posted(run_id)
+        return mail_id
+
+    async def pending(
+        self,
+        *,
+        agent: str | None = None,
+        caller: str | None = None,
+        tool: str | None = None,
+        older_than: timedelta | None = None,
+    ) -> builtins.list[WaitingCall]:
+        """Return the calls of all runs that only `answer` ends: they wait for a person, or for an external result."""
+        return await self._stored.mailer.list_pending(agent=agent, caller=caller, tool=tool, older_than=older_than)
+
+    async def find_call(self, run_id: str, call_id: str) -> WaitingCall:
+        """Return a call that waits for an answer.
+
+        Raises:
+            RunNotFound: there is no such run. NotWaiting: no such call waits.
+        """
+        return await self._stored.mailer.find_call(run_id, call_id)
+
+    async def answer(
+        self, run_id: str, call_id: str, answer: Answer, *, by: str = "", via: str = "", digest: str | None = None
+    ) -> None:
+        """Answer a call that waits for a person. Durable when this returns; applied exactly once.
+
+        Args:
+            answer: `Approve` (with other arguments, if given), `Deny` (the model reads the reason) or `Value`.
+            by: who decided.
+            via: where, such as `slack`.
+            digest: of the arguments that the person saw. Others are refused.
+
+        Raises:
+            NotWaiting: no such call waits. AlreadyAnswered: another answer was first.
+            CheckpointError: the arguments are not those of `digest`.
+        """
+        await self._stored.mailer.answer(run_id, call_id, answer, by=by, via=via, digest=digest)
+        await self._host.on_posted(run_id)
+
+    async def complete_call(self, token: str, result: Any) -> None:
+        """Give the result of a call whose tool returned `Deferred`. The token is `current_call().completion_token`.
+
+        Raises:
+            NotWaiting: the token is not valid, or the wait is over. AlreadyAnswered: there is a result already.
+        """
+        await self._host.on_posted(await self._stored.mailer.complete_call(token, result))
+
+    # -- conversations ------------------------------------------------------------------------------------------
+
+    def conversation(
+        self, agent: AgentSource[OutputT] | str, key: str, **options: Unpack[RunOptions]
+    ) -> Conversation[OutputT]:
+        """Return the conversation of this agent with this key, from any process. It begins with its first message.
+
+        Args:
+            key: such as the id of a chat or a user.
+            options: of the conversation, if this call begins it.
+
+        Raises:
+            DefinitionError: the agent is not known, or the key is not text.
+        """
+        check_labels(options.get("labels") or {})
+        source = self._resolve(agent)
+        if isinstance(source, str):
+            source = find_agent(self.agents, source)
+        return Conversation(source, key, options, self._stored, self._host)
+
+    async def conversations(self, *, limit: int = 50, cursor: str | None = None, **query: Unpack[RunQuery]) -> RunList:
+        """Return a page of conversations, newest first. Arguments and errors as for `list`."""
+        query["labels"] = {**(query.get("labels") or {}), **CONVERSATION_LABEL}
+        return await self.list(limit=limit, cursor=cursor, **query)
+
+    # -- watching runs ------------------------------------------------------------------------------------------
+
+    def events(self, run_id: str, after: str | None = None) -> AsyncGenerator[Event, None]:
+        """Watch a run, whichever process executes it: an async iterator of `holdfast.events`.
+
+        First come the durable events after the cursor, each exactly once and in order, then the present status and the
+        draft of the reply under way, then live events. The stream ends when the run is done, failed or cancelled. That
+        of a conversation continues between turns.
+
+        Args:
+            after: the `cursor` of an event that this method has returned. `None`: from the beginning.
+
+        Raises:
+            RunNotFound: there is no such run. RunDamaged: its journal is corrupt.
+            InvalidCursor: the cursor is not one of this run.
+            ReaderTooSlow: events were not taken in time. Watch again with its `cursor`.
+            StoreClosed: the App was closed.
+        """
+        return self._stored.hub.stream(run_id, after)
+
+    def watch(self, **query: Unpack[RunQuery]) -> AsyncGenerator[StatusChanged, None]:
+        """Watch the status of many runs: an async iterator that ends with the App.
+
+        First comes the status of each run that fits and is not terminal, then each change. A watcher that is slow gets
+        the present status of a run, not each change in between.
+
+        Args:
+            query: as for `list`. With `status`, only changes to these statuses.
+
+        Raises:
+            DefinitionError: an argument has a wrong type or value.
+            StoreClosed: the App was closed.
+        """
+        return self._stored.hub.watch(**query)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from holdfast.core.agents.agent import Agent, MissingTools
 from holdfast.core.agents.calls import Effect
 from holdfast.core.run.result import Result
-from holdfast.runtime.conversations import Turn
+from holdfast.runtime.operations.conversations import Turn
 
 #: The usage that the model of a driver reports for each reply.
 INPUT_TOKENS = 10

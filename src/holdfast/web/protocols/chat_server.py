@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from holdfast.app import App
 from holdfast.core.run.waiting import Answer, Approve, Deny
-from holdfast.runtime.conversations import Conversation
+from holdfast.runtime.operations.conversations import Conversation
 from holdfast.runtime.operations.mailing import AlreadyAnswered, NotWaiting
 from holdfast.web.api.conversation_operations import open_conversation, post_message
 from holdfast.web.api.operation import Context, InvalidBody, read_body

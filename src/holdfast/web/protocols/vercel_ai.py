@@ -9,7 +9,7 @@ from pydantic_ai.ui.vercel_ai.response_types import DataChunk
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.runtime.conversations import Conversation
+from holdfast.runtime.operations.conversations import Conversation
 from holdfast.web.api.operation import InvalidBody
 from holdfast.web.auth import Principal
 from holdfast.web.protocols.chat_server import ChatServer, NewMessage, encode_frames, make_json, read_input

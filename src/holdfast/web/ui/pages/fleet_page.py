@@ -261,7 +261,7 @@ async def stream_fleet(site: Site, request: Request) -> Response:
         key = (context["fleet"], context["batteries"])
         return Fragment(key, lambda: site.render_text(request, "fleet_live.html", **context))
 
-    return stream_fragments(site.store, get_principal(request), read)
+    return stream_fragments(site.app.changes, get_principal(request), read)
 
 
 async def run_job(site: Site, request: Request) -> Response:

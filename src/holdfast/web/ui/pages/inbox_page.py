@@ -31,7 +31,7 @@ async def stream_inbox(site: Site, request: Request) -> Response:
         key = [(call.run_id, call.id) for call in calls]
         return Fragment(key, lambda: site.render_text(request, "inbox_live.html", **context))
 
-    return stream_fragments(site.store, get_principal(request), read)
+    return stream_fragments(site.app.changes, get_principal(request), read)
 
 
 async def _list_calls(site: Site, request: Request) -> list[WaitingCall]:

@@ -15,7 +15,7 @@ from holdfast.checkpoint.store import RunStore
 from holdfast.checkpoint.workers import Fleet
 from holdfast.core.errors import DefinitionError
 from holdfast.core.run.waiting import PERSON_KINDS, WaitingCall
-from holdfast.runtime.conversations import CONVERSATION_LABEL
+from holdfast.runtime.operations.conversations import CONVERSATION_LABEL
 from holdfast.runtime.reading.formatting import utc_now
 from holdfast.runtime.reading.run_summary import Piece, RunSummary, describe_run, summarize_run
 from holdfast.runtime.reading.run_views import RunQuery, list_records
@@ -172,7 +172,7 @@ async def stream_runs(site: Site, request: Request) -> Response:
             lambda: site.render_text(request, "runs_live.html", **_COMMON, **context | {"pending_count": pending}),
         )
 
-    return stream_fragments(site.store, get_principal(request), read)
+    return stream_fragments(site.app.changes, get_principal(request), read)
 
 
 async def read_list(site: Site, request: Request) -> dict[str, Any]:

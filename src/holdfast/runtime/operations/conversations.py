@@ -10,6 +10,7 @@ from typing import Any, Generic, Literal, get_args
 
 import msgspec
 
+from holdfast.checkpoint.claims import cancel_run
 from holdfast.checkpoint.codec import decode
 from holdfast.checkpoint.delta import RECENT_TURNS, JournaledTurn, read_turns
 from holdfast.checkpoint.errors import (
@@ -24,7 +25,7 @@ from holdfast.checkpoint.errors import (
 )
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import Mail, Receipt, RunRecord, RunStatus
-from holdfast.checkpoint.store import END, RunStore
+from holdfast.checkpoint.store import END, RunStore, get_record
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.errors import ConversationBusy, DefinitionError, RunCancelled, RunFailed, TurnFailed
 from holdfast.core.execution.native_loop import get_loop
@@ -46,11 +47,10 @@ from holdfast.core.run.turns import (
 )
 from holdfast.core.validation import check_choice
 from holdfast.ids import make_id
-from holdfast.runtime.attach import RunAttacher
-from holdfast.runtime.janitor import Janitor
-from holdfast.runtime.operations.conversation_forks import copy_turns
+from holdfast.runtime.operations.forking import copy_turns
 from holdfast.runtime.operations.mailing import check_mail_id, check_size
-from holdfast.runtime.operations.run_client import RunClient, make_parked_error
+from holdfast.runtime.operations.outcomes import make_parked_error, read_waiting
+from holdfast.runtime.operations.store_services import RunHost, StoreServices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,17 +166,15 @@ def make_conversation_id(agent_name: str, key: str) -> str:
 
 
 class Conversation(Generic[OutputT]):
-    """One conversation. Made by `App.conversation`; any number of processes may have one with the same key."""
+    """One conversation. Made by `RunClient.conversation`; any number of processes may have one with the same key."""
 
     def __init__(
         self,
         agent: AgentSource[OutputT],
         key: str,
-        labels: RunOptions,
-        *,
-        client: RunClient,
-        attacher: RunAttacher,
-        janitor: Janitor,
+        options: RunOptions,
+        services: StoreServices,
+        host: RunHost,
     ) -> None:
         """Make a handle. Nothing is stored before the first message.
 
@@ -188,10 +186,9 @@ class Conversation(Generic[OutputT]):
         self._agent = agent
         self.key = key
         self.run_id: str = make_conversation_id(agent.name, key)
-        info = RunInfo.create(agent, "", run_id=self.run_id, **labels)
+        info = RunInfo.create(agent, "", run_id=self.run_id, **options)
         self._info = msgspec.structs.replace(info, conversation=key, labels={**info.labels, **CONVERSATION_LABEL})
-        self._client, self._attacher, self._janitor = client, attacher, janitor
-        self._store = client.store
+        self._services, self._host, self._store = services, host, services.store
         self._turns = TurnReader(self._store, self.run_id, get_loop(agent))
 
     def __repr__(self) -> str:
@@ -201,7 +198,7 @@ class Conversation(Generic[OutputT]):
 
     async def begin(self) -> None:
         """Put the conversation into the store, unless it is there. `send` and `post` do so too."""
-        await self._client.create(self._info)
+        await self._services.submitter.ensure(self._info)
 
     def check_message(self, content: Prompt, *, id: str | None = None, when: When = "queue") -> None:
         """Check a message as `send` and `post` do, without sending it. Needs no conversation in the store.
@@ -246,7 +243,7 @@ class Conversation(Generic[OutputT]):
         """
         # Before the record: a message that is read meanwhile is in the record.
         unread = [mail.mail_id for mail in (await self._store.load(self.run_id, after=END)).mail]
-        progress = decode((await self._client.get_record(self.run_id)).progress, Progress)
+        progress = decode((await get_record(self._store, self.run_id)).progress, Progress)
         if turn_id in unread or is_present(progress, turn_id):
             return await self._wait(turn_id, progress.turns)
         turn = await self._turns.find_ended(progress, turn_id, scan=True)
@@ -279,7 +276,7 @@ class Conversation(Generic[OutputT]):
             break
         if not receipt.is_new:
             await self._check_receipt(receipt, digest)
-        await self._janitor.deliver_mail(self.run_id)
+        await self._host.on_posted(self.run_id)
         return mail.mail_id, turns_before if receipt.is_new else None
 
     def _make_mail(self, content: Prompt, id: str | None, when: When) -> tuple[Mail, str]:
@@ -294,7 +291,7 @@ class Conversation(Generic[OutputT]):
     async def _find_record(self) -> RunRecord | None:
         """Return the record; `None` if nothing was sent yet."""
         try:
-            record = await self._client.get_record(self.run_id)
+            record = await get_record(self._store, self.run_id)
         except RunNotFound:
             return None
         if decode(record.info, RunInfo).conversation != self.key or record.agent_name != self._agent.name:
@@ -309,7 +306,7 @@ class Conversation(Generic[OutputT]):
     async def _check_receipt(self, receipt: Receipt, digest: str) -> None:
         """Refuse an id that was used for another message."""
         if receipt.consumed:
-            progress = decode((await self._client.get_record(self.run_id)).progress, Progress)
+            progress = decode((await get_record(self._store, self.run_id)).progress, Progress)
             await self._check_digest(progress, receipt.mail.mail_id, digest)
         elif TurnMessage.from_mail(receipt.mail).digest != digest:
             raise TurnConflict(self.run_id, receipt.mail.mail_id)
@@ -331,9 +328,9 @@ class Conversation(Generic[OutputT]):
             turns_before: that number of turns had ended, and this was not among them. `None`: it may have been.
         """
         error: Exception | None = None
-        with self._client.changes.listen() as changed:
+        with self._services.changes.listen() as changed:
             while True:
-                record = await self._client.get_record(self.run_id)
+                record = await get_record(self._store, self.run_id)
                 progress = decode(record.progress, Progress)
                 missed = turns_before is None or progress.turns - turns_before > RECENT_TURNS
                 turn = await self._turns.find_ended(progress, turn_id, scan=missed)
@@ -343,13 +340,13 @@ class Conversation(Generic[OutputT]):
                 if error is not None and progress.turns == turns_before:  # it is not the error of a turn
                     raise error
                 turns_before = progress.turns
-                error = await self._attacher.advance(record, changed)
+                error = await self._host.advance(record, changed)
 
     def _raise_if_stuck(self, record: RunRecord) -> None:
         """Raise if the conversation does not continue by itself."""
         match record.status:
             case RunStatus.WAITING:
-                waiting = self._client.read_waiting(record)
+                waiting = read_waiting(record)
                 if waiting.calls and not waiting.only_for_time:
                     raise waiting
             case RunStatus.PARKED:
@@ -385,17 +382,11 @@ class Conversation(Generic[OutputT]):
             CheckpointError: the journal has no such turn, or it was compacted.
             RunConflict: the key belongs to a conversation that is not this fork.
         """
-        fork = Conversation(
-            self._agent,
-            make_id() if key is None else key,
-            self._info.inherited_options,
-            client=self._client,
-            attacher=self._attacher,
-            janitor=self._janitor,
-        )
+        new_key = make_id() if key is None else key
+        fork = Conversation(self._agent, new_key, self._info.inherited_options, self._services, self._host)
         if edited is not None:  # before the fork is in the store
             fork.check_message(edited)
-        turn_id = await copy_turns(self._client, self.run_id, fork._info, at_turn, include=edited is None)
+        turn_id = await copy_turns(self._store, self.run_id, fork._info, at_turn, include=edited is None)
         if edited is not None:
             await fork.post(edited, id=turn_id)
         return fork
@@ -411,23 +402,23 @@ class Conversation(Generic[OutputT]):
             return
         with suppress(RunEnded):
             await self._store.post(self.run_id, mail)
-        await self._janitor.deliver_mail(self.run_id)
+        await self._host.on_posted(self.run_id)
         # Without a retention it is removed when it ends.
-        with self._client.changes.listen() as changed:
+        with self._services.changes.listen() as changed:
             while (record := await self._find_record()) is not None and not record.is_terminal:
                 self._raise_if_stuck(record)
-                await self._attacher.advance(record, changed)
+                await self._host.advance(record, changed)
 
     async def erase(self) -> None:
         """Remove the conversation from the store: its history, its results and the runs that it started.
 
         A turn under way is cancelled first. When this returns, the database has its bytes in free pages only.
         """
-        with self._client.changes.listen() as changed:
+        with self._services.changes.listen() as changed:
             while True:
                 try:
                     return await self._store.remove(self.run_id, erase=True)
                 except RunBusy:
                     with suppress(RunNotFound, RunNotClaimable):
-                        await self._client.cancel(self.run_id)
+                        await cancel_run(await self._services.get_claims(), self.run_id)
                     await changed.wait(timedelta(milliseconds=100))

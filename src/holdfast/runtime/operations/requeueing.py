@@ -1,0 +1,101 @@
+"""Makes runs that have stopped interrupted again, so that a worker resumes them: unpark, requeue."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from holdfast.checkpoint.claims import Claims, make_cancelled_release
+from holdfast.checkpoint.errors import CheckpointError, RunBusy, RunNotClaimable
+from holdfast.checkpoint.factory import StoreCheckpoints
+from holdfast.checkpoint.record import CLAIMABLE_STATUSES, Release, RunFilter, RunStatus
+from holdfast.checkpoint.store import get_record, iter_runs
+from holdfast.checkpoint.workers import Claim
+from holdfast.core.agents.agent import AgentSource
+from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
+from holdfast.runtime.agent_registry import find_loop
+
+
+class Requeuer:
+    """Claims runs for a moment and leaves them interrupted. The arguments and errors are those of `RunClient`."""
+
+    def __init__(self, checkpoints: StoreCheckpoints, agents: Mapping[str, AgentSource]) -> None:
+        """Make a requeuer.
+
+        Args:
+            agents: by name. Their codecs decode transcripts.
+        """
+        self._checkpoints, self._agents = checkpoints, agents
+        self._store = checkpoints.store
+
+    async def unpark(self, run_id: str, resolutions: Mapping[str, Any]) -> None:
+        """Make a parked run interrupted and clear its strikes. Its parked children are unparked with it."""
+        parked = Release(status=RunStatus.PARKED, reason=(await get_record(self._store, run_id)).reason)
+        claims = self._checkpoints.claims
+        with claims.use():
+            claim = await claims.claim_with_status(run_id, RunStatus.PARKED, parked)
+            try:
+                await self._record_resolutions(claim, resolutions)
+                for child in await self._list_parked_children(run_id):
+                    await self.unpark(child, {})
+            except asyncio.CancelledError:
+                claims.start(claims.release_claim(claim, parked))
+                raise
+            except BaseException:
+                await claims.release_claim(claim, parked)
+                raise
+            # The resolutions are saved. If this release fails, it is retried.
+            await claims.release_claim(claim, Release(status=RunStatus.INTERRUPTED))
+
+    async def requeue(self, run_id: str) -> None:
+        """Make a parked, failed or cancelled run interrupted."""
+        record = await get_record(self._store, run_id)
+        if record.status is RunStatus.PARKED:
+            return await self.unpark(run_id, {})
+        if record.status not in (RunStatus.FAILED, RunStatus.CANCELLED):
+            if record.status in CLAIMABLE_STATUSES and not record.owner_alive:
+                return None  # it is due already
+            if record.owner is not None and record.owner_alive:
+                raise RunBusy(run_id, record.owner)
+            raise RunNotClaimable(run_id, record.status, record.reason)
+        due = Release(status=RunStatus.INTERRUPTED)
+        claims = self._checkpoints.claims
+        with claims.use():
+            claim = await claims.claim_with_status(run_id, record.status, due)
+            if record.cancel_requested:
+                claim, _ = await reclaim_after_cancel(claims, claim)
+            return await claims.release_claim(claim, due)
+
+    async def _list_parked_children(self, run_id: str) -> list[str]:
+        wanted = RunFilter(parent_run_id=run_id, statuses=frozenset({RunStatus.PARKED}))
+        return [record.run_id async for record in iter_runs(self._store, wanted)]
+
+    async def _record_resolutions(self, claim: Claim, resolutions: Mapping[str, Any]) -> None:
+        """Save the outcomes of the calls in doubt. Other pending calls are made when the run resumes."""
+        stored = await self._store.load(claim.run_id)
+        loop = find_loop(self._agents, stored.record.agent_name)
+        resumption = self._checkpoints.resume(claim, stored, loop.codec, executes=False)
+        state = resumption.state
+        pending = [call for call in loop.pending_calls(state.history) if call.call_id not in state.results]
+        unknown = set(resolutions) - {call.call_id for call in pending}
+        if unknown:
+            raise CheckpointError(f"run {claim.run_id}: no pending call has the id {', '.join(sorted(unknown))}")
+        in_doubt = state.calls.in_doubt
+        state.calls = msgspec.structs.replace(state.calls, in_doubt=())
+        for call in pending:
+            if call.call_id in resolutions:
+                state.results[call.call_id] = loop.make_result(call, resolutions[call.call_id])
+            elif call.call_id in in_doubt:
+                state.results[call.call_id] = loop.make_result(call, UNKNOWN_OUTCOME, error=True)
+        await resumption.checkpointer.save(state, force=True)
+
+
+async def reclaim_after_cancel(claims: Claims, claim: Claim) -> tuple[Claim, Release]:
+    """Claim a run again that a person resumes despite a pending cancel request: record the cancel first.
+
+    Returns the new claim, and the release that undoes it.
+    """
+    cancelled = make_cancelled_release("cancelled before it was resumed", claims.settings.retention)
+    await claims.store.release(claim, cancelled)
+    return await claims.claim_with_status(claim.run_id, RunStatus.CANCELLED, cancelled), cancelled

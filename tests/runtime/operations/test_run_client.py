@@ -1,0 +1,81 @@
+"""A client that executes nothing: it needs the store, and is a worker of it only while it has claims."""
+
+import asyncio
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from tests.probe_store import ProbeStore
+from tests.scripted_model import ScriptedModel
+
+from holdfast import Agent, App
+from holdfast.checkpoint.errors import StoreClosed
+from holdfast.core.errors import DefinitionError, RunCancelled
+from holdfast.runtime.operations.run_client import RunClient
+from holdfast.stores.memory import MemoryStore
+
+
+async def test_only_an_operation_that_claims_a_run_makes_the_client_a_worker() -> None:
+    store = ProbeStore(MemoryStore())
+    async with RunClient.open(store) as client:
+        await client.submit("writer", "go", run_id="r", caller_id="me")
+        await client.send("r", "and quickly")
+        await client.pick("r", "r")
+        assert [run.run_id for run in (await client.list(caller="me")).runs] == ["r"]
+        assert (await client.get("r")).status == "queued"
+        assert (await client.get_pick("r")) is not None
+        assert await client.pending() == []
+        assert "register_worker" not in store.calls
+        await client.cancel("r")
+        with pytest.raises(RunCancelled):
+            await client.result("r")
+        await client.requeue("r")
+        assert (await client.get("r")).status == "interrupted"
+    assert store.calls.count("register_worker") == store.calls.count("deregister_worker") == 1
+
+
+@pytest.mark.parametrize("claims_before", [True, False])
+async def test_a_closed_client_claims_nothing_and_opens_nothing(claims_before: bool) -> None:
+    store = ProbeStore(MemoryStore())
+    async with RunClient.open(store) as client:
+        await client.submit("writer", "go", run_id="r")
+        await client.submit("writer", "go", run_id="other")
+        if claims_before:
+            await client.cancel("other")
+    with pytest.raises(StoreClosed):
+        await client.cancel("r")
+    with pytest.raises(StoreClosed):
+        await client.result("r")
+    assert store.calls.count("open") == 1
+    assert store.calls.count("register_worker") == store.calls.count("deregister_worker") == int(claims_before)
+
+
+async def test_a_conversation_is_answered_by_another_process_with_the_agent(tmp_path: Path) -> None:
+    url, agent = f"sqlite:{tmp_path / 'runs.db'}", Agent(name="a", model=ScriptedModel("hello"))
+    async with App([agent], url), RunClient.open(url, {"a": agent}) as client:
+        chat = client.conversation("a", "k")
+        turn = await chat.send("hi")
+        assert turn.output == "hello"
+        fork = await chat.fork(1, edited="hi again")
+        assert (await fork.result(turn.turn_id)).prompt == "hi again"
+        assert len((await client.conversations()).runs) == 2
+        await chat.erase()
+        assert len((await client.conversations()).runs) == 1
+
+
+async def test_a_client_that_knows_its_agents_submits_no_others() -> None:
+    async with RunClient.open(MemoryStore(), {}) as client:
+        with pytest.raises(DefinitionError, match="no agent 'writer'"):
+            await client.submit("writer", "go")
+
+
+async def test_a_change_between_two_waits_is_noticed_and_one_call_waits_for_all_listeners() -> None:
+    store = ProbeStore(MemoryStore())
+    async with RunClient.open(store) as client:
+        with client.changes.listen() as first, client.changes.listen() as second:
+            await asyncio.sleep(0)
+            await client.submit("writer", "go")
+            for listener in (first, second):
+                async with asyncio.timeout(timedelta(seconds=60).total_seconds()):
+                    await listener.wait()
+        assert store.calls.count("wait_for_change") <= 2
