@@ -24,7 +24,7 @@ from holdfast.checkpoint.record import (
 )
 from holdfast.checkpoint.store import RunStore
 from holdfast.checkpoint.workers import Claim
-from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.clock import CLOCK, Clock
 from holdfast.config import CheckpointSettings
 from holdfast.core.errors import DefinitionError, MissingDefinition, RunParked
 from holdfast.core.ports import Checkpointer, ChildOutcome, NullCheckpointer, Resumption
@@ -48,11 +48,11 @@ class StoreCheckpoints:
         store: RunStore | None,
         *,
         settings: CheckpointSettings | None = None,
-        clock: Clock = SYSTEM_CLOCK,
+        clock: Clock | None = None,
     ) -> None:
-        self._store, self._clock = store, clock
+        self._store, self._clock = store, clock or CLOCK.get()
         self.settings = settings or CheckpointSettings()
-        self._claims: Claims | None = None if store is None else Claims(store, self.settings, clock)
+        self._claims: Claims | None = None if store is None else Claims(store, self.settings, self._clock)
         #: Workers of earlier opens that may still be registered.
         self._left_workers: set[str] = set()
         #: By run id: releases of children whose caller was cancelled while they were being claimed.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Unpack
 
-from holdfast.clock import SYSTEM_CLOCK, Clock
+from holdfast.clock import CLOCK, Clock
 from holdfast.concurrency import (
     SHUTDOWN_STORE_TIMEOUT,
     close_with_timeout,
@@ -37,7 +37,7 @@ class Executor:
         self,
         ports: Ports | None = None,
         *,
-        clock: Clock = SYSTEM_CLOCK,
+        clock: Clock | None = None,
         require_durability: bool = False,
         shutdown_exceptions: tuple[type[BaseException], ...] = (),
         shutdown_timeout: timedelta = timedelta(seconds=30),
@@ -52,7 +52,7 @@ class Executor:
                 keeps its checkpoint for recovery.
             shutdown_timeout: for a shutdown that names none, such as that of a process which a tool ends.
         """
-        self._shutdown_timeout = shutdown_timeout
+        self._shutdown_timeout, clock = shutdown_timeout, clock or CLOCK.get()
         metrics = RunMetrics() if metrics is None else metrics
         self._services = Services(
             executor=self,
