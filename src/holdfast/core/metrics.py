@@ -64,10 +64,11 @@ class AgentMetrics:
         self.input_tokens = self.output_tokens = 0
         self.cost_usd = 0.0
 
-    def add_usage(self, usage: Usage) -> None:
-        self.input_tokens += usage.input_tokens
-        self.output_tokens += usage.output_tokens
-        self.cost_usd += usage.cost_usd
+    def add_usage(self, before: Usage, now: Usage) -> None:
+        """Count what a run has used between two totals."""
+        self.input_tokens += now.input_tokens - before.input_tokens
+        self.output_tokens += now.output_tokens - before.output_tokens
+        self.cost_usd += now.cost_usd - before.cost_usd
 
     def add_attempt(self, end: str) -> None:
         self.attempts[end] = self.attempts.get(end, 0) + 1
@@ -95,8 +96,8 @@ class AttemptMetrics:
             case StepEnded():
                 if event.took is not None:
                     counters.steps.add(event.took.total_seconds())
-                used, self._counted = self._state.own_usage - self._counted, self._state.own_usage
-                counters.add_usage(used)
+                counters.add_usage(self._counted, self._state.own_usage)
+                self._counted = self._state.own_usage
             case ClaimVerified():
                 counters.claim_checks.add(event.took.total_seconds())
             case Retried() if event.tool:
@@ -108,7 +109,7 @@ class AttemptMetrics:
             case AttemptStarted() if self._taken_from is not None:
                 counters.takeovers += 1
             case AttemptEnded():
-                counters.add_usage(self._state.own_usage - self._counted)
+                counters.add_usage(self._counted, self._state.own_usage)
                 counters.add_attempt(event.end.value)
 
 
