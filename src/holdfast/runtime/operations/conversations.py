@@ -169,12 +169,7 @@ class Conversation(Generic[OutputT]):
     """One conversation. Made by `RunClient.conversation`; any number of processes may have one with the same key."""
 
     def __init__(
-        self,
-        agent: AgentSource[OutputT],
-        key: str,
-        options: RunOptions,
-        services: StoreServices,
-        host: RunHost,
+        self, agent: AgentSource[OutputT], key: str, options: RunOptions, services: StoreServices, host: RunHost
     ) -> None:
         """Make a handle. Nothing is stored before the first message.
 
