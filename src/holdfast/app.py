@@ -159,6 +159,7 @@ class App(RunClient):
             shutdown_exceptions=self.worker_settings.shutdown_exceptions,
             shutdown_timeout=self.worker_settings.shutdown_timeout,
             metrics=self.metrics,
+            redact=self.checkpoint_settings.redact,
         )
         services = self._services
         if services is not None:

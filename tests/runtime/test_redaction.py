@@ -1,17 +1,19 @@
 """Runs whose secrets are not stored: they are known again, found and resumed like any other."""
 
+import logging
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
-from holdfast import Agent, App, CheckpointSettings, Deferred, Reply, RunWaiting, current_call, tool, wait_for
+from holdfast import Agent, App, CheckpointSettings, Deferred, Reply, Retry, RunWaiting, current_call, tool, wait_for
 from holdfast.checkpoint.codec import decode, decode_begin
 from holdfast.checkpoint.errors import RunConflict
 from holdfast.checkpoint.store import END, iter_runs
 from holdfast.core import Message, ToolSchema
-from holdfast.core.errors import Shutdown
+from holdfast.core.errors import ModelUnavailable, Shutdown
 from holdfast.core.redaction import Redactor
 from holdfast.core.run.info import PROMPT_SUMMARY_LENGTH, RunInfo
 from holdfast.core.run.run_events import CallDecided
@@ -132,3 +134,35 @@ async def test_a_signal_has_no_fields_that_stay_readable(tmp_path: Path) -> None
         assert app.store is not None
         [mail] = (await app.store.load("r", after=END)).mail
         assert b"sk-123" not in mail.body
+
+
+async def test_no_log_line_has_the_secret_of_an_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        raise ModelUnavailable("401 for sk-123")
+
+    retry = Retry(max_tries=2, initial_delay=timedelta(0))
+    agent = Agent(name="agent", model=model, retry=retry)
+    with caplog.at_level(logging.INFO, "holdfast"):
+        async with an_app(tmp_path, agent) as app:
+            await app.submit("agent", "go", run_id="r")
+            await app.recover()
+    lines = [line for line in caplog.records if "[redacted]" in line.getMessage()]
+    assert {line.name for line in lines} == {"holdfast.retry", "holdfast.lifecycle"}
+    assert not any("sk-123" in str(vars(line)) for line in lines)
+
+
+@pytest.mark.parametrize("name", ["id", "name", "kind", "topic"])
+async def test_a_signal_is_redacted_whatever_its_keys_are_called(tmp_path: Path, name: str) -> None:
+    async with an_app(tmp_path) as app:
+        await app.submit("agent", "go", run_id="r")
+        await app.signal("r", "paid", {"tool_calls": [{name: "sk-123"}], name: "sk-456"})
+        assert app.store is not None
+        [mail] = (await app.store.load("r", after=END)).mail
+        assert b"sk-" not in mail.body
+
+
+async def test_a_fork_is_found_by_its_origin(tmp_path: Path) -> None:
+    async with an_app(tmp_path) as app:
+        await app.run("agent", PROMPT, run_id="r")
+        fork = await app.fork("r", 1)
+        assert [run.run_id for run in (await app.list(forked_from="r")).runs] == [fork]

@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast.core.errors import RunParked, format_error
 from holdfast.core.observer import AttemptControl, AttemptEnded, AttemptStarted, ObservedEvent, Retried
+from holdfast.core.redaction import Redact
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.state import RunState
 from holdfast.core.run.status import AttemptEnd
@@ -33,7 +34,8 @@ class AttemptLogger:
 
     kinds: frozenset[type] = frozenset({AttemptStarted, AttemptEnded, Retried})
 
-    def __init__(self, attempt: AttemptControl) -> None:
+    def __init__(self, attempt: AttemptControl, redact: Redact | None) -> None:
+        self._redact = redact
         self._info, self._state, self._taken_from = attempt.info, attempt.state, attempt.taken_from
 
     def observe(self, event: ObservedEvent) -> None:
@@ -41,16 +43,20 @@ class AttemptLogger:
             case AttemptStarted():
                 _log_start(self._info, self._state, self._taken_from)
             case AttemptEnded():
-                _log_end(self._info, self._state, event)
+                _log_end(self._info, self._state, event, self._redact)
             case Retried():
-                _log_retry(self._info, self._state, event)
+                _log_retry(self._info, self._state, event, self._redact)
 
 
 class RunLog:
     """Makes the loggers of all attempts."""
 
+    def __init__(self, redact: Redact | None = None) -> None:
+        """Log errors without what `redact` removes from their texts."""
+        self._redact = redact
+
     def begin(self, attempt: AttemptControl) -> AttemptLogger:
-        return AttemptLogger(attempt)
+        return AttemptLogger(attempt, self._redact)
 
 
 def _log_start(info: RunInfo, state: RunState, taken_from: str | None) -> None:
@@ -65,7 +71,7 @@ def _log_start(info: RunInfo, state: RunState, taken_from: str | None) -> None:
         _log(logging.INFO, "started", "started", info, state)
 
 
-def _log_end(info: RunInfo, state: RunState, ended: AttemptEnded) -> None:
+def _log_end(info: RunInfo, state: RunState, ended: AttemptEnded, redact: Redact | None) -> None:
     end, error = ended.end, ended.error
     level, text = _describe_end(end, error, state.steps)
     if not LIFECYCLE_LOG.isEnabledFor(level):
@@ -79,6 +85,9 @@ def _log_end(info: RunInfo, state: RunState, ended: AttemptEnded) -> None:
         fields |= {"reason": _describe_wait(error)}
     elif error is not None:
         fields |= {"error": type(error).__name__, "reason": format_short(error)}
+    if redact is not None:
+        text = str(redact(text))
+        fields = {name: redact(value) for name, value in fields.items()}
     _log(level, end.value, text, info, state, **fields)
 
 
@@ -119,7 +128,10 @@ def describe_retry(event: Retried) -> str:
     return f"attempt {event.failed_tries} of {called} failed, next in {pause}: {format_short(event.error)}"
 
 
-def _log_retry(info: RunInfo, state: RunState, event: Retried) -> None:
+def _log_retry(info: RunInfo, state: RunState, event: Retried, redact: Redact | None) -> None:
+    text, reason = describe_retry(event), format_short(event.error)
+    if redact is not None:
+        text, reason = str(redact(text)), str(redact(reason))
     fields = {
         "event": "retry",
         "run_id": info.run_id,
@@ -130,9 +142,9 @@ def _log_retry(info: RunInfo, state: RunState, event: Retried) -> None:
         "attempt": event.failed_tries,
         "delay_seconds": event.delay.total_seconds(),
         "error": type(event.error).__name__,
-        "reason": format_short(event.error),
+        "reason": reason,
     }
-    RETRY_LOG.warning("run %s: %s", info.run_id, describe_retry(event), extra=fields)
+    RETRY_LOG.warning("run %s: %s", info.run_id, text, extra=fields)
 
 
 def _log(level: int, event: str, text: str, info: RunInfo, state: RunState, **more: Any) -> None:

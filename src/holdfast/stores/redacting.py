@@ -75,9 +75,10 @@ class RedactingStore(StoreWrapper):
         await self._store.release(claim, redacted)
 
     async def post(self, run_id: str, mail: Mail) -> Receipt:
-        # The payload of a signal is user data. Other mail has fields of holdfast, such as the kind of an answer.
-        fields = frozenset() if mail.topic.startswith("signal:") else _SYSTEM_FIELDS
-        body = self._redact_body(mail.body, fields)
+        if mail.topic.startswith("signal:"):  # its payload is user data, whatever the names in it
+            body = msgspec.json.encode(self._redact(msgspec.json.decode(mail.body)))
+        else:
+            body = self._redact_body(mail.body, _SYSTEM_FIELDS)
         return await self._store.post(run_id, msgspec.structs.replace(mail, body=body))
 
     async def put_draft(self, claim: Claim, draft: bytes | None) -> None:

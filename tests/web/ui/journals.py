@@ -53,7 +53,10 @@ async def store_fanout(store: RunStore | None, run_id: str) -> None:
     """Store a fan-out of which two models have answered, with proposed files, and one is in progress."""
     assert store is not None
     first = (WriteSnapshot(path="app.py", content="import os\n\nprint(1)\n"), WriteSnapshot(path="old.py", delete=True))
-    second = (WriteSnapshot(path="app.py", content="import os\n\nprint(2)\n"),)
+    second = (
+        WriteSnapshot(path="app.py", content="import os\n\nprint(2)\n"),
+        WriteSnapshot(path=".github/workflows/ci.yml", content="run: sh\n"),
+    )
     responses = [
         ModelResponse(
             model_id="fake:one", text="I print **one**.", proposed_writes=first, input_tokens=900, cost_usd=0.02

@@ -168,6 +168,12 @@ def test_the_answers_of_a_fan_out_are_compared_and_one_is_picked(server: UIServe
     two = plain_page.get_by_role("region", name="fake:two")
     expect(two).to_contain_text("<b>I</b> print two.")
     expect(plain_page.get_by_role("region", name="fake:three").locator(".status")).to_have_text("interrupted")
+    expect(plain_page.get_by_role("note")).to_have_text(
+        "Read these before you pick or apply a result, programs may execute them: .github/workflows/ci.yml"
+    )
+    risky = plain_page.get_by_role("region", name=".github/workflows/ci.yml")
+    expect(risky).to_contain_text("programs may execute this file")
+    expect(plain_page.get_by_role("region", name="app.py")).not_to_contain_text("programs may execute")
     two.get_by_role("button", name="Pick").click()
     expect(two).to_contain_text("Picked by local")
     columns = plain_page.get_by_role("region", name="app.py").locator(".result")

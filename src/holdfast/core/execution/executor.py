@@ -25,6 +25,7 @@ from holdfast.core.execution.stop import Drain, install_signal_handlers
 from holdfast.core.log import RunLog
 from holdfast.core.metrics import RunMetrics
 from holdfast.core.ports import Closeable, Ports, Resumption
+from holdfast.core.redaction import Redact
 from holdfast.core.run.info import RunInfo, RunOptions
 from holdfast.core.run.prompt import Prompt
 from holdfast.core.run.result import Result
@@ -42,6 +43,7 @@ class Executor:
         shutdown_exceptions: tuple[type[BaseException], ...] = (),
         shutdown_timeout: timedelta = timedelta(seconds=30),
         metrics: RunMetrics | None = None,
+        redact: Redact | None = None,
     ) -> None:
         """Make an executor.
 
@@ -51,6 +53,7 @@ class Executor:
             shutdown_exceptions: exceptions by which the host's own code announces a shutdown. A run that ends with one
                 keeps its checkpoint for recovery.
             shutdown_timeout: for a shutdown that names none, such as that of a process which a tool ends.
+            redact: removes secrets from the errors that are logged.
         """
         self._shutdown_timeout, clock = shutdown_timeout, clock or CLOCK.get()
         metrics = RunMetrics() if metrics is None else metrics
@@ -62,7 +65,7 @@ class Executor:
             default_loop=NATIVE_LOOP,
             threads=ToolThreads(),
             metrics=metrics,
-            observers=(RunLog(), metrics),
+            observers=(RunLog(redact), metrics),
             require_durability=require_durability,
             shutdown_exceptions=shutdown_exceptions,
         )

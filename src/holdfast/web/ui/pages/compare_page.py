@@ -16,6 +16,7 @@ from holdfast.checkpoint.store import RunStore, get_record
 from holdfast.core.errors import DefinitionError
 from holdfast.fanout.cells import make_cell_run_id
 from holdfast.fanout.responses import ModelResponse, is_fanout, read_responses
+from holdfast.fanout.workspace import is_risky
 from holdfast.runtime.operations.verdicts import PICK, Verdict, read_verdict, record_verdict
 from holdfast.runtime.reading.formatting import format_value
 from holdfast.runtime.reading.run_summary import summarize_run
@@ -75,6 +76,11 @@ class ResultComparison(msgspec.Struct, frozen=True, kw_only=True):
     def find(self, name: str) -> Column | None:
         """Return the column of this name."""
         return next((column for column in self.columns if column.name == name), None)
+
+    @property
+    def risky_paths(self) -> list[str]:
+        """The proposed files that programs may execute by themselves: a person reads them before they are used."""
+        return sorted({path for column in self.columns for path in column.files if is_risky(path)})
 
     def list_files(self, base: Column | None) -> dict[str, list[FileView]]:
         """Return by path what each result proposes: whole, or as a difference to `base`."""
