@@ -1,7 +1,5 @@
 """A client that executes nothing: it needs the store, and is a worker of it only while it has claims."""
 
-import asyncio
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -67,15 +65,3 @@ async def test_a_client_that_knows_its_agents_submits_no_others() -> None:
     async with RunClient.open(MemoryStore(), {}) as client:
         with pytest.raises(DefinitionError, match="no agent 'writer'"):
             await client.submit("writer", "go")
-
-
-async def test_a_change_between_two_waits_is_noticed_and_one_call_waits_for_all_listeners() -> None:
-    store = ProbeStore(MemoryStore())
-    async with RunClient.open(store) as client:
-        with client.changes.listen() as first, client.changes.listen() as second:
-            await asyncio.sleep(0)
-            await client.submit("writer", "go")
-            for listener in (first, second):
-                async with asyncio.timeout(timedelta(seconds=60).total_seconds()):
-                    await listener.wait()
-        assert store.calls.count("wait_for_change") <= 2
