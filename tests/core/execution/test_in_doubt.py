@@ -10,7 +10,8 @@ from tests.core.null_listener import NullListener
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
-from holdfast.checkpoint.errors import ClaimLost, StoreUnavailable
+from holdfast import App
+from holdfast.checkpoint.errors import CheckpointError, ClaimLost, StoreUnavailable
 from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.record import RunStatus
 from holdfast.config import CheckpointSettings
@@ -141,6 +142,33 @@ def _verdict(answer: Any) -> Callable[[ToolContext], Awaitable[Any]]:
         return answer
 
     return reconcile
+
+
+async def test_of_a_parked_run_only_the_calls_without_a_result_are_pending() -> None:
+    sent: list[str] = []
+
+    async def send(to: str) -> str:
+        if to == "bob":
+            await host.store.wait_for_entries(EntryKind.RESULT, 1)
+            await host.crash()
+            raise Shutdown("the process is gone")
+        sent.append(to)
+        return f"sent to {to}"
+
+    model = ScriptedModel(tool_reply(call("1", "send", to="ann"), call("2", "send", to="bob")), "done")
+    agent, host = Agent(name="a", model=model, tools=[Tool(send, in_doubt="park")]), SimulatedHost()
+    with pytest.raises(Shutdown):
+        await host.executor.run(agent, "go", run_id="r")
+    async with App([agent], host.inner, worker=False) as app:
+        with pytest.raises(RunParked, match="call 2 of send"):
+            await app.resume("r")
+        assert [pending.call_id for pending in (await app.get("r")).pending_calls] == ["2"]
+        with pytest.raises(CheckpointError, match="no pending call has the id 1"):
+            await app.unpark("r", {"1": "never sent"})
+        await app.unpark("r", {"2": "sent by hand"})
+        assert (await app.resume("r")).output == "done"
+    results = [message.content for message in model.requests[-1] if isinstance(message, ToolResult)]
+    assert (results, sent) == (["sent to ann", "sent by hand"], ["ann"])
 
 
 async def test_reconcile_is_asked_with_the_identity_of_the_call() -> None:

@@ -206,7 +206,7 @@ async def test_a_claimed_run_that_is_not_admitted_any_more_is_not_waited_for(
 
 
 async def test_a_store_that_is_slow_is_waited_for_while_runs_come_to_their_end(
-    host: SimulatedHost, clock: ManualClock
+    host: SimulatedHost, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     reached = [asyncio.Event() for _ in range(8)]
     turn = asyncio.Lock()
@@ -227,6 +227,7 @@ async def test_a_store_that_is_slow_is_waited_for_while_runs_come_to_their_end(
         await clock.advance(SHUTDOWN_STORE_TIMEOUT / 10)
     assert [type(error) for error in await asyncio.gather(*runs, return_exceptions=True)] == [Shutdown] * 8
     assert set((await host.get_statuses()).values()) == {RunStatus.INTERRUPTED}
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 async def test_a_run_that_waits_for_its_thread_is_not_given_up(host: SimulatedHost, clock: ManualClock) -> None:

@@ -3,7 +3,9 @@
 import asyncio
 from contextlib import aclosing
 from datetime import timedelta
+from typing import Any
 
+from tests.core.null_listener import NullListener
 from tests.runtime.streams.watching import CountingStore, StreamingModel, collect, get_types, is_text, wait_for
 
 from holdfast import Agent, App
@@ -11,6 +13,7 @@ from holdfast.config import CheckpointSettings
 from holdfast.core.agents.agent import failover
 from holdfast.core.agents.retry import Retry
 from holdfast.core.redaction import Redactor
+from holdfast.core.run.info import RunInfo
 from holdfast.events import (
     ReplyAdded,
     StatusChanged,
@@ -18,6 +21,7 @@ from holdfast.events import (
 )
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.wrapper import StoreWrapper
+from holdfast.testing.manual_clock import ManualClock
 
 
 async def test_text_is_seen_at_once_in_the_executing_process(store_url: str) -> None:
@@ -100,6 +104,37 @@ class UnclosedStore(StoreWrapper):
     """A store in memory that two Apps use: it stays open when one of them closes it."""
 
     async def close(self) -> None: ...
+
+
+async def test_the_draft_of_a_recorded_reply_is_removed_from_the_store() -> None:
+    clock, model, gate = ManualClock(), StreamingModel("Hel", "lo"), asyncio.Event()
+
+    class Listener(NullListener):
+        async def on_output(self, info: RunInfo, output: Any) -> None:
+            await gate.wait()  # the run has not ended, and its reply is recorded
+
+    shared = UnclosedStore(MemoryStore(clock=clock))
+    async with (
+        App([Agent(name="a", model=model)], shared, listener=Listener(), clock=clock) as app,
+        App([], shared, worker=False, clock=clock) as other,
+    ):
+        run_id = await app.submit("a", "go")
+        async with aclosing(other.events(run_id)) as events:
+            watching = asyncio.create_task(collect(events))
+            await clock.advance(timedelta(seconds=2))
+            model.release()
+            await clock.advance(timedelta(seconds=2))
+            drafts = [await shared.read_draft(run_id)]
+            model.release(2)
+            await clock.advance(timedelta(seconds=2))
+            steps = (await app.get(run_id)).steps
+            drafts.append(await shared.read_draft(run_id))
+            gate.set()
+            await clock.advance(timedelta(seconds=2))
+            assert "reply" in get_types(await watching)
+    assert steps == 1
+    assert [draft is not None and b"Hel" in draft for draft in drafts] == [True, False]
+    assert drafts[1] is None
 
 
 async def test_a_reply_that_an_interruption_cut_off_is_retracted(store_url: str) -> None:

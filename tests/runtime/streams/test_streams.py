@@ -11,8 +11,10 @@ from tests.runtime.streams.watching import CountingStore, collect, get_types, lo
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.store_kinds import get_kind
 
-from holdfast import Agent, App, Approve, Deferred, Phase, Reply, User, tool
+from holdfast import Agent, App, Approve, Deferred, Phase, Reply, RunWaiting, User, tool
+from holdfast import wait_for as signal
 from holdfast.checkpoint.errors import InvalidCursor, RunDamaged, RunNotFound, StoreClosed
+from holdfast.checkpoint.record import StoredRun
 from holdfast.config import CheckpointSettings, Retention
 from holdfast.core.agents.retry import Retry
 from holdfast.core.agents.tool_context import current_call
@@ -28,6 +30,9 @@ from holdfast.events import (
     StatusChanged,
 )
 from holdfast.runtime.streams import subscription
+from holdfast.stores.memory import MemoryStore
+from holdfast.stores.wrapper import StoreWrapper
+from holdfast.testing.manual_clock import ManualClock
 
 TURNS = (tool_reply(call("1", "look", city="Rome"), text="let me see"), "Rome is warm")
 DURABLE_TYPES = ["message", "reply", "tool_call", "tool_result", "step_finished", "reply", "step_finished", "output"]
@@ -242,6 +247,82 @@ async def test_many_watchers_of_one_run_share_their_reads() -> None:
     assert store.loads < 50
 
 
+async def test_a_watcher_that_shares_a_read_which_began_before_it_came_misses_nothing() -> None:
+    reading, may_end, allowed = asyncio.Event(), asyncio.Event(), asyncio.Semaphore(0)
+
+    class SlowStore(StoreWrapper):
+        """One read of a whole journal takes long."""
+
+        async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
+            found = await super().load(run_id, after=after)
+            if is_slow and after == -1 and not reading.is_set():
+                reading.set()
+                await may_end.wait()
+            return found
+
+    async def model(messages: Sequence[Any], tools: Sequence[Any]) -> Reply:
+        await allowed.acquire()
+        return await script(messages, tools)
+
+    script, is_slow = ScriptedModel(*TURNS), False
+    async with App([Agent(name="a", model=model, tools=[look])], SlowStore(MemoryStore())) as app:
+        run_id = await app.submit("a", "How is Rome?")
+        async with aclosing(app.events(run_id)) as first:
+            await wait_for(first, lambda event: event.type == "message")
+            is_slow = True
+            second = asyncio.create_task(collect(app.events(run_id)))
+            await reading.wait()
+            allowed.release()
+            await wait_for(first, lambda event: event.type == "step_finished")
+            third = asyncio.create_task(collect(app.events(run_id)))
+            await asyncio.sleep(0)  # it shares the read of the second one
+            may_end.set()
+            allowed.release()
+            assert [get_types(events) for events in await asyncio.gather(second, third)] == [DURABLE_TYPES] * 2
+
+
+async def test_a_watcher_of_a_run_that_has_ended_does_not_end_the_stream_of_the_next_watcher() -> None:
+    gate, broken, asked = asyncio.Event(), [ValueError("broken")], asyncio.Event()
+
+    async def model(messages: object, tools: object) -> Reply:
+        if broken:
+            raise broken.pop()
+        asked.set()
+        await gate.wait()
+        return Reply(text="done")
+
+    async with App([Agent(name="a", model=model)], "memory:", worker=False) as app:
+        with pytest.raises(ValueError, match="broken"):
+            await app.run("a", "go", run_id="r")
+        async with aclosing(app.events("r")) as early:
+            await wait_for(early, lambda event: isinstance(event, StatusChanged) and event.status == "failed")
+            resumed = asyncio.create_task(app.resume("r"))
+            await asked.wait()
+            async with aclosing(app.events("r")) as late:
+                await wait_for(late, lambda event: isinstance(event, StatusChanged) and event.status == "running")
+                gate.set()
+                assert (await collect(late))[-1] == StatusChanged(run_id="r", status="done")
+            await resumed
+
+
+async def test_a_watcher_does_not_see_the_events_of_a_later_run_with_the_same_id() -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    agent = Agent(name="a", model=ScriptedModel(tool_reply(call("1", "wait_for", name="go")), "done"), tools=[signal])
+    async with App([agent], store, worker=False, clock=clock) as app:
+        with pytest.raises(RunWaiting):
+            await app.run("a", "go", run_id="r")
+        async with aclosing(app.events("r")) as events:
+            await wait_for(events, lambda event: isinstance(event, CallsWaiting))
+            await store.remove("r")
+            await clock.advance(timedelta(milliseconds=1))
+            await app.submit("a", "go again", run_id="r")
+            rest = asyncio.create_task(collect(events))
+            await clock.advance(timedelta(seconds=5))
+            assert rest.done()
+            assert await rest == [StatusChanged(run_id="r", status="removed")]
+
+
 async def test_a_slow_watcher_is_disconnected_and_continues_with_its_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subscription, "MAX_WAITING_BATCHES", 2)
     turns = [tool_reply(call(str(number), "look", city=str(number))) for number in range(8)]
@@ -266,6 +347,20 @@ async def test_a_slow_watcher_is_disconnected_and_continues_with_its_cursor(monk
         allowed.release()
         rest = await collect(app.events(run_id, disconnected.value.cursor))
         assert get_types(rest).count("step_finished") == len(turns) + 1
+
+
+async def test_closing_the_app_wakes_a_watcher_that_waits() -> None:
+    clock = ManualClock()
+    agent = Agent(name="a", model=ScriptedModel(tool_reply(call("1", "wait_for", name="go"))), tools=[signal])
+    async with App([agent], MemoryStore(clock=clock), worker=False, clock=clock) as app:
+        with pytest.raises(RunWaiting):
+            await app.run("a", "go", run_id="r")
+        watching = asyncio.create_task(collect(app.events("r")))
+        await clock.advance(timedelta(0))
+    await asyncio.wait([watching], timeout=10)
+    assert watching.done()
+    with pytest.raises(StoreClosed):
+        await watching
 
 
 async def test_closing_the_app_ends_its_streams() -> None:

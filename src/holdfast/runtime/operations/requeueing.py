@@ -63,8 +63,6 @@ class Requeuer:
         claims = self._checkpoints.claims
         with claims.use():
             claim = await claims.claim_with_status(run_id, record.status, due)
-            if record.cancel_requested:
-                claim, _ = await reclaim_after_cancel(claims, claim)
             return await claims.release_claim(claim, due)
 
     async def _list_parked_children(self, run_id: str) -> list[str]:
