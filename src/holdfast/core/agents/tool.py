@@ -194,9 +194,10 @@ class Tool:
     ) -> None:
         """Make a tool of `function`, sync or async. A sync one runs in a thread.
 
+        `effect`, `reconcile`, `in_doubt`, `retry` and `approval` are those of a `ToolPolicy`.
+
         Args:
             description: for the model; without it the function's docstring.
-            effect, reconcile, in_doubt, retry, approval: as in `ToolPolicy`.
             on_error: report an exception to the model, or fail the run with it.
             timeout: of one try. A call that takes longer is reported as an error. An async one is cancelled; a
                 thread cannot be.
