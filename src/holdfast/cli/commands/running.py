@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from datetime import datetime
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -214,10 +214,10 @@ def submit(
     Once the id is printed, the run is durable. The agent's code is needed only in the worker. The run belongs to the
     trace in the environment variable TRACEPARENT, if there is one.
     """
-    fields: dict[str, Any] = {"run_id": run_id or make_id(), "agent_name": agent, **options}
-    info = RunInfo(prompt=read_prompt(prompt), inputs=parse_inputs(inputs), **fields)
+    # Refused here, a wrong option creates no store.
+    info = RunInfo.create(agent, read_prompt(prompt), run_id=run_id or None, inputs=parse_inputs(inputs), **options)
     due = parse_future_time(not_before, "--not-before", utc_now()) if not_before else None
-    submitted = asyncio.run(_submit(store, info, due, wait=wait))
+    submitted = asyncio.run(_submit(store, info, options, due, wait=wait))
     if isinstance(submitted, CommandResult):
         sys.exit(print_result(submitted, as_json_text=as_json))
     if as_json:
@@ -227,7 +227,7 @@ def submit(
 
 
 async def _submit(
-    store_url: str, info: RunInfo, not_before: datetime | None, *, wait: bool
+    store_url: str, info: RunInfo, options: RunOptions, not_before: datetime | None, *, wait: bool
 ) -> CommandResult | RunStatus:
     """Submit the run, and return its result or its status."""
     async with open_client(store_url, create=True) as client:
@@ -238,10 +238,7 @@ async def _submit(
                 inputs=info.inputs,
                 run_id=info.run_id,
                 not_before=not_before,
-                caller_id=info.caller_id,
-                labels=info.labels,
-                priority=info.priority,
-                concurrency_key=info.concurrency_key,
+                **options,
             )
         status = (await get_record(client.open_store, info.run_id)).current_status
         if not wait:
