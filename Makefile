@@ -7,7 +7,7 @@ BENCH_READY := $(VENV)/.bench-ready
 FRONT_ENDS := tests/web/protocols/node
 
 .DEFAULT_GOAL := help
-.PHONY: help demo postgresql pgbouncer chromium front-end-clients test tests quick check public-types wheel-check chaos chaos-ha bench \
+.PHONY: help demo postgresql pgbouncer chromium front-end-clients test tests quick check public-types wheel-check chaos chaos-ha mutants bench \
 	bench-peers screenshots docs clean
 
 help: ## List the targets
@@ -89,6 +89,9 @@ pgbouncer:
 chaos-ha: $(READY) postgresql pgbouncer ## Kill, switch over and cut off the leaders of a Patroni cluster under a fleet (minutes)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group ha
 	$(BIN)/python -m tests.chaos.ha
+
+mutants: $(READY) ## Change the code in sampled places and see whether a test fails (hours; MUTANTS="--count 50 web")
+	$(BIN)/python tools/mutants.py $(MUTANTS)
 
 bench: $(BENCH_READY) postgresql ## Measure against the raw limits of this machine and compare with the baseline (9 minutes)
 	$(BIN)/python -m bench --guard
