@@ -15,7 +15,7 @@ select status || n, name, name, status, now() + due, now() - make_interval(secs 
 from generate_series(1, 3000) as n,
     lateral (select case when n % 1000 = 0 then 'rare' else 'agent' end) as agent (name),
     lateral (select case name when 'rare' then 'acme' else '' end) as owner (tenant),
-    lateral (select jsonb_build_object('team', name)) as label (labels),
+    lateral (select jsonb_build_object('all', 'yes', 'team', name)) as label (labels),
     (values ('done', null), ('waiting', interval '1 day'), ('parked', null), ('interrupted', interval '1 hour'))
         as kind (status, due);
 insert into holdfast.run_label
@@ -69,6 +69,8 @@ def test_runs_that_wait_or_are_delayed_cost_a_claim_nothing(connection: psycopg.
         {"tenant": ""},
         {"labels": {"team": "rare"}},
         {"labels": {"team": "agent"}},
+        {"labels": {"all": "yes", "team": "rare"}},
+        {"labels": {"all": "yes", "team": "none"}},
         {"created_before": "2020-01-01"},
         {"agent_name": "agent", "statuses": ["done"]},
     ],

@@ -17,6 +17,9 @@ from psycopg.pq.abc import PGresult
 
 Rows = list[tuple[Any, ...]]
 
+#: What a statement has at least, in milliseconds. Zero would mean without limit.
+_MIN_STATEMENT_MS = 500
+
 
 class EncodedParams(list[bytes | None]):
     """Parameters in PostgreSQL's binary format. The statement casts each of them to its type."""
@@ -226,3 +229,12 @@ class PgConnection:
             if self._response is not None and not self._response.done():
                 self._response.set_exception(error)
         self._libpq.finish()
+
+
+def format_read_timeout(deadline: float, loop: asyncio.AbstractEventLoop) -> str:
+    """Return the statement that makes the server end each statement of the transaction before the deadline.
+
+    A little before it, so that the server answers. Not a setting of the session, which a pooler shares.
+    """
+    left_ms = max(_MIN_STATEMENT_MS, int(900 * (deadline - loop.time())))
+    return f"set local statement_timeout = {left_ms}"

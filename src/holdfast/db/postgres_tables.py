@@ -17,6 +17,7 @@ from holdfast.db.postgres_connection import (
     ErrorKind,
     PgConnection,
     classify,
+    format_read_timeout,
     is_read_only,
     is_transient,
     is_unreachable,
@@ -207,9 +208,10 @@ class PostgresTables:
         return await self._run(write)
 
     async def read(self, work: Callable[[Cursor], Awaitable[_T]]) -> _T:
-        """Run `work`, which only reads, in one transaction."""
+        """Run `work`, which only reads, in one transaction. The server ends it before the call is given up."""
 
         async def read(cursor: _PgCursor) -> _T:
+            await cursor.execute(format_read_timeout(cursor.deadline, asyncio.get_running_loop()))
             result = await work(cursor)
             await cursor.execute("COMMIT")
             return result

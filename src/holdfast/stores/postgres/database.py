@@ -1,10 +1,11 @@
 """The database of one store: its SQL files, its text, its errors, and a pool of connections to read with."""
 
 import asyncio
+import contextlib
 import functools
 import operator
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import timedelta
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -13,7 +14,15 @@ from typing import Any, TypeVar
 import psycopg
 
 from holdfast.checkpoint.errors import StoreError, StoreFull, StorePermissionError, StoreUnavailable
-from holdfast.db.postgres_connection import DeadlinePassed, ErrorKind, PgConnection, Rows, classify, is_read_only
+from holdfast.db.postgres_connection import (
+    DeadlinePassed,
+    ErrorKind,
+    PgConnection,
+    Rows,
+    classify,
+    format_read_timeout,
+    is_read_only,
+)
 from holdfast.db.postgres_tables import PostgresServer
 
 _T = TypeVar("_T")
@@ -124,7 +133,7 @@ class Database(PostgresServer):
             case ErrorKind.SCHEMA_MISSING:
                 return StoreError(f"{self.label} lacks the store's schema: was it dropped or changed? ({said})")
             case ErrorKind.STATEMENT_TIMEOUT | ErrorKind.SESSION_TIMEOUT:
-                return StoreUnavailable(f"{self.label} ended the call by a timeout of its own ({said})")
+                return StoreUnavailable(f"{self.label} ended the call because it took too long ({said})")
             case ErrorKind.CONNECTION_LOST if is_read_only(exc):
                 limit = f"{self.timeout_s:g} s"
                 return StoreUnavailable(
@@ -157,6 +166,20 @@ class ReaderPool:
         async with self._slots:
             return await self._database.run(functools.partial(self._attempt, statement, params), since=since)
 
+    async def read(self, statement: str, params: Sequence[Any] = ()) -> Rows:
+        """Return the rows of a statement whose cost depends on a caller's wishes or on the number of runs.
+
+        The server ends it before the call is given up, so that no session works on for a caller that has left. That
+        takes two more round trips.
+
+        Raises:
+            StoreUnavailable: it took too long, or the server was away for too long.
+            StoreError: the server refused it.
+        """
+        since = asyncio.get_running_loop().time()
+        async with self._slots:
+            return await self._database.run(functools.partial(self._attempt_read, statement, params), since=since)
+
     def close(self) -> None:
         """Close the idle connections. The others are closed when their calls have finished."""
         self._closed = True
@@ -164,9 +187,27 @@ class ReaderPool:
             self._idle.pop().close()
 
     async def _attempt(self, statement: str, params: Sequence[Any], deadline: float) -> Rows:
+        async with self._borrow(deadline) as connection:
+            return await connection.execute(statement, params, deadline=deadline)
+
+    async def _attempt_read(self, statement: str, params: Sequence[Any], deadline: float) -> Rows:
+        async with self._borrow(deadline) as connection:
+            timeout = format_read_timeout(deadline, asyncio.get_running_loop())
+            await connection.execute(f"begin isolation level read committed read only; {timeout}", deadline=deadline)
+            try:
+                rows = await connection.execute(statement, params, deadline=deadline)
+                await connection.execute("commit", deadline=deadline)
+            except psycopg.Error:
+                if not connection.is_closed:
+                    await connection.execute("rollback", deadline=deadline)
+                raise
+            return rows
+
+    @contextlib.asynccontextmanager
+    async def _borrow(self, deadline: float) -> AsyncIterator[PgConnection]:
         connection = self._take_idle() or await self._database.connect(deadline=deadline)
         try:
-            return await connection.execute(statement, params, deadline=deadline)
+            yield connection
         finally:
             if not connection.is_closed:
                 if self._closed or connection.is_standby:

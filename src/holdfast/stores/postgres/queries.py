@@ -59,7 +59,7 @@ class Listing:
         if position is not None:
             about |= {"from_time": position[0].isoformat(), "from_id": position[1]}
         params = (msgspec.json.encode(about).decode(), self._host, list(dead))
-        rows = await self._readers.execute(self._sql, params)
+        rows = await self._readers.read(self._sql, params)
         decoder = RecordDecoder()
         records = tuple(decoder.decode(encoded) for encoded, _, _ in rows[:limit])
         if len(rows) <= limit:
@@ -186,7 +186,7 @@ class Queries:
         ]
 
     async def read_fleet(self) -> Fleet:
-        counts = await self._execute(_COUNT_RUNS, self.host, await self.dead_local_workers())
+        counts = await self._read(_COUNT_RUNS, self.host, await self.dead_local_workers())
         return Fleet(
             workers=await self._list_workers(),
             counts=merge_rows(
@@ -240,7 +240,7 @@ class Queries:
         return bool(existed)
 
     async def list_limits(self) -> list[LimitUsage]:
-        rows = await self._execute(
+        rows = await self._read(
             "select kind, name, max_runs, used, is_default from holdfast.slots($1::text, $2::text[])"
             " order by kind, name",
             self.host,
@@ -258,6 +258,9 @@ class Queries:
             for kind in ("mail", "cancel", "draft")
         ]
         return Pending(mail=mail, cancels=cancels, drafts=drafts)
+
+    async def _read(self, statement: str, *params: object) -> Rows:
+        return await self._readers.read(self._sql.with_schema(statement), params)
 
     async def _execute(self, statement: str, *params: object) -> Rows:
         return await self._readers.execute(self._sql.with_schema(statement), params)
