@@ -338,6 +338,32 @@ async def test_a_provider_that_does_not_answer_is_an_interruption(tmp_path: Path
     assert texts(responses) == {"away": "back", "there": "hello"}
 
 
+async def test_the_answer_of_a_retried_model_is_in_the_file_while_the_others_still_work(tmp_path: Path) -> None:
+    broken = {name: ScriptedModel(RuntimeError("no luck")) for name in "ab"}
+    await fanout(tmp_path, broken).run()
+    model = held()
+    models = {"a": ScriptedModel("fixed"), "b": model}
+    retrying = asyncio.create_task(fanout(tmp_path, models, retry_failed=True, max_concurrency=1).run())
+    await model.reached.wait()
+    kept = load(tmp_path / "checkpoint.json")
+    model.hold.set()
+    assert texts(await retrying) == {"a": "fixed", "b": "done"}
+    assert kept is not None
+    assert [each.text for each in kept.responses if each.completed] == ["fixed"]
+
+
+async def test_a_retried_model_whose_provider_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
+    broken = ScriptedModel(RuntimeError("no luck"))
+    [response] = await fanout(tmp_path, {"a": broken}).run()
+    assert response.status == "failed"
+    retrying = asyncio.create_task(fanout(tmp_path, {"a": unavailable()}, retry_failed=True).run())
+    await asyncio.wait([retrying], timeout=20)  # the App itself would wait until the provider is back
+    assert retrying.done()
+    assert [each.status for each in await retrying] == ["interrupted"]
+    responses = await fanout(tmp_path, {"a": ScriptedModel("fixed")}, retry_failed=True).run()
+    assert texts(responses) == {"a": "fixed"}
+
+
 async def test_one_provider_is_down_the_others_answer_and_the_next_run_asks_it_at_once(tmp_path: Path) -> None:
     agents = {f"{name}:1": ScriptedModel(name) for name in "abcd"}
     responses = await fanout(tmp_path, {"x": unavailable(), **agents}, max_concurrency=1).run()
