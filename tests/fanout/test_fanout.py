@@ -98,6 +98,17 @@ async def test_the_same_fanout_again_returns_the_recorded_responses(tmp_path: Pa
         assert (len(model.requests), len(await list_statuses(tmp_path))) == (requests, 2)
 
 
+async def test_a_fanout_that_starts_over_has_no_pick() -> None:
+    fan = Fanout("why?", {"a": ScriptedModel("x")})
+    async with App(fan.agents, MemoryStore()) as app:
+        await fan.run(app)
+        await app.pick(fan.run_id, "a")
+        await fan.run(app)
+        assert (await app.get_pick(fan.run_id)) is not None
+        await fan.run(app, resume=False)
+        assert (await app.get_pick(fan.run_id)) is None
+
+
 async def test_variants_are_lenses_on_every_model(tmp_path: Path) -> None:
     async def parrot(messages: Sequence[Any], tools: Sequence[Any]) -> Reply:
         return Reply(text=" | ".join(each.text for each in messages if isinstance(each, System | User)))
