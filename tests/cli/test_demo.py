@@ -1,14 +1,20 @@
 """holdfast demo, and whether its count can find anything wrong at all."""
 
+import asyncio
 import re
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
 from tests.cli.shell import Shell
 
+from holdfast.batteries.budget import Budget
 from holdfast.cli.demo.invoices import STEPS, InvoiceLedger, LedgerEntry, expected_answer
 from holdfast.cli.demo.killing import EMPTY_SNAPSHOT, DemoAttempt, DemoSnapshot, check_attempts
+from holdfast.cli.demo.sample_fleet import build_fleet
+from holdfast.cli.demo.worker_kills import KilledFleet
+from holdfast.core.run.status import AttemptEnd
 
 LAST = re.compile(r"demo: 13 steps, 36 tool calls, (\d) kills, 0 lost, 0 repeated")
 
@@ -40,6 +46,30 @@ def test_the_demo_on_a_terminal(shell: Shell) -> None:
     assert terminal.finish() == 0
     assert LAST.fullmatch(terminal.text.splitlines()[-1])
     assert "\x1b[1;31m" in terminal.raw  # the kills stand out
+
+
+async def test_the_fleet_of_the_page_reports_each_killed_worker_and_lasts_for_hours(tmp_path: Path) -> None:
+    url = f"sqlite:{tmp_path / 'runs.db'}"
+    async with build_fleet(url, take_runs=False) as app:
+        began, fleet = time.monotonic(), asyncio.create_task(KilledFleet(app, url, kill_interval=1.0).run())
+        async with asyncio.timeout(60):
+            with app.changes.listen() as changed:
+                while len(reports := (await app.list(agent="incidents")).runs) < 2:
+                    assert not fleet.done(), fleet.exception()
+                    await changed.wait()
+        for run in reports:
+            assert re.fullmatch(
+                r"worker \w died, research-001 resumed at step \d+ on worker \w in \d+\.\d s", run.prompt
+            )
+        attempts = (await app.get("research-001")).attempts
+        assert [each.end for each in attempts][:2] == [AttemptEnd.DIED, AttemptEnd.DIED]
+        # At this rate no account is empty within the hour that its limit is for.
+        budget, passed = app.ports.budget, time.monotonic() - began
+        assert isinstance(budget, Budget)
+        assert all(account.share * 3600 / passed < 1 for account in await budget.accounts())
+        fleet.cancel()
+        await asyncio.gather(fleet, return_exceptions=True)
+        assert not [run for run in (await app.list(status="running")).runs if run.owner_alive]
 
 
 # -- the count ------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,15 @@ def test_importing_the_program_books_nothing(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", "import trip"], cwd=tmp_path, capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert [file.name for file in tmp_path.iterdir() if file.suffix != ".py" and file.name != "__pycache__"] == []
+
+
+def test_the_first_commands_work_for_a_user_of_pip() -> None:
+    block = re.findall(r"^## Try it\n\n```\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)[0]
+    commands = [line.partition("#")[0].split() for line in block.splitlines()]
+    assert commands[0] == ["pip", "install", '"holdfast[cli,web]"']
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {"cli", "web"} <= project["optional-dependencies"].keys()
+    for command in commands[1:]:
+        assert command[0] in project["scripts"]
+        shown = subprocess.run([sys.executable, "-m", *command[:2], "--help"], capture_output=True, text=True)
+        assert all(option in shown.stdout for option in command[2:]), shown.stderr

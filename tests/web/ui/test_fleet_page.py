@@ -128,7 +128,7 @@ def test_the_demo_shows_a_living_fleet(page: Page) -> None:
         expect(page.locator("#row-refund-8841 .status")).to_have_text("waiting")
         page.get_by_role("link", name="Fleet").click()
         expect(page.get_by_role("region", name="Schedules")).to_contain_text("morning digest")
-        expect(page.get_by_role("region", name="Budgets")).to_contain_text("of $2.00")
+        expect(page.get_by_role("region", name="Budgets")).to_contain_text("of $25.00")
         expect(page.get_by_role("region", name="Workers")).to_contain_text("serves this page")
         page.goto("about:blank")
     finally:

@@ -135,7 +135,7 @@ def ui(
 
 
 async def serve_ui(app: App, port: int, beside: Callable[[App], Awaitable[None]] | None = None) -> None:
-    """Serve the page of `app` on this machine until a signal arrives. `beside` runs meanwhile."""
+    """Serve the page of `app` on this machine until a signal arrives, or `beside`, which runs meanwhile, fails."""
     from holdfast.web.security import LinkLogin
     from holdfast.web.server import serve_locally
     from holdfast.web.ui import make_ui
@@ -144,13 +144,17 @@ async def serve_ui(app: App, port: int, beside: Callable[[App], Awaitable[None]]
     async with app, serve_locally(make_ui(app, login=login), port) as url:
         print(url + login.path, flush=True)
         print_diagnostic("open this link; stop with Ctrl-C")
-        task = asyncio.ensure_future(beside(app)) if beside is not None else None
+        tasks = [asyncio.ensure_future(wait_for_signal())]
+        if beside is not None:
+            tasks.append(asyncio.ensure_future(beside(app)))
         try:
-            await wait_for_signal()
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
         finally:
-            if task is not None:
+            for task in tasks:
                 task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def wait_for_signal() -> None:

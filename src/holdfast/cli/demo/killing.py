@@ -32,6 +32,7 @@ from holdfast.cli.demo.invoices import (
     expected_answer,
 )
 from holdfast.cli.demo.sample_fleet import add_jobs, build_fleet, keep_submitting
+from holdfast.cli.demo.worker_kills import KilledFleet
 from holdfast.cli.opening import open_client, open_store
 from holdfast.cli.output import CommandError, Output
 from holdfast.core.run.run_events import Event, StatusChanged, StepStarted, ToolCalled, ToolReturned
@@ -302,7 +303,8 @@ def demo(
 
     It needs no key and no server: the model follows a script and the store is a temporary SQLite file. SIGKILL comes
     at random times. At the end a ledger outside the store shows what was lost and what was repeated. Exits with 0 only
-    if nothing was. With --ui it serves the web UI of a store with runs in every status until Ctrl-C.
+    if nothing was. With --ui it serves the web UI of a store with runs in every status until Ctrl-C. There it kills one
+    of its two worker processes every 30 seconds, and the list of runs says how the other one took over.
     """
     seed = draw_bits(16) if seed is None else seed
     output = Output()
@@ -323,10 +325,12 @@ def demo(
 
 
 async def _serve_fleet(store: str) -> None:
-    app = build_fleet(store)
+    """Serve the page. The runs are executed by processes of their own, which are killed one after the other."""
 
     async def work(app: App) -> None:
         await add_jobs(app.schedule)
-        await keep_submitting(app)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(keep_submitting(app))
+            tasks.create_task(KilledFleet(app, store).run())
 
-    await serve_ui(app, 0, work)
+    await serve_ui(build_fleet(store, take_runs=False), 0, work)

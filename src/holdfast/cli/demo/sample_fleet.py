@@ -10,7 +10,7 @@ from typing import Any
 from holdfast.app import App
 from holdfast.batteries.budget import Budget, Limit
 from holdfast.batteries.schedule import Schedule, ScheduleError
-from holdfast.config import WorkerSettings
+from holdfast.config import CheckpointSettings, Retention, WorkerSettings
 from holdfast.core.agents.agent import Agent, Phase
 from holdfast.core.agents.agent_tools import AgentToolProvider
 from holdfast.core.agents.tool import tool
@@ -24,22 +24,29 @@ from holdfast.root_error import HoldfastError
 _THINKING = 0.4
 #: Seconds between two further runs.
 _PAUSE = 20
+#: Further runs that need a person are queued while fewer than this many wait.
+_MAX_PENDING = 8
+#: The agent that gets a report of each killed worker.
+INCIDENT_AGENT = "incidents"
 _LATER = (("refunds", "The kettle does not boil"), ("photo_check", "photo-9.jpg"), ("travel", "A week in the Alps"))
 
 Turn = tuple[str, list[ToolCall]]
 Model = Callable[[Sequence[Message], Sequence[Any]], Awaitable[Reply]]
 
 
-def build_fleet(store: str) -> App:
+def build_fleet(store: str, *, take_runs: bool = True) -> App:
     """Return the App of the demo, not open."""
-    agents = [_refunds(), _photo_check(), _researcher(), _travel(), _digest(), _mailer(), _concierge()]
+    agents = [_refunds(), _photo_check(), _researcher(), _travel(), _digest(), _mailer(), _concierge(), _incidents()]
     return App(
         agents,
         store,
-        worker=WorkerSettings(handle_signals=False),
+        # The list stays short enough to read, for hours.
+        checkpoint=CheckpointSettings(retention=Retention(done=timedelta(minutes=10), cancelled=timedelta(minutes=10))),
+        worker=WorkerSettings(take_runs=take_runs, handle_signals=False),
+        # Far more than the fleet spends in an hour: its runs are never refused.
         budget=Budget(
-            Limit(cost_usd=2.0, window=timedelta(days=1)),
-            Limit(tokens=400_000, cost_usd=10.0, per="all", window=timedelta(days=1)),
+            Limit(cost_usd=25.0, window=timedelta(hours=1)),
+            Limit(tokens=50_000_000, cost_usd=60.0, per="all", window=timedelta(hours=1)),
         ),
         tools=[AgentToolProvider([agents[1]], allowed=lambda info: ["photo_check"])],
         schedule=Schedule(),
@@ -66,7 +73,7 @@ async def submit_runs(app: App) -> None:
         ("travel", "trip-ee07", "Three nights in Portugal, please", "dave"),
         ("digest", "nightly-0716", "Summarise what happened yesterday", "schedule"),
         ("mailer", "mail-4410", "Answer the open support mails", "alice"),
-        ("researcher", "research-20c1", "Compare the durability guarantees of five workflow engines", "bob"),
+        ("researcher", "research-20c1", "Compare the licences of five workflow engines", "bob"),
     ]
     for agent, run_id, prompt, caller in prompts:
         with suppress(HoldfastError):
@@ -76,11 +83,13 @@ async def submit_runs(app: App) -> None:
 
 
 async def keep_submitting(app: App) -> None:
-    """Queue the runs of the demo, then another one now and then."""
+    """Queue the runs of the demo, then another one now and then, unless the visitor has enough to answer."""
     await submit_runs(app)
     for number in itertools.count(1):
         await asyncio.sleep(_PAUSE)
         agent, prompt = _LATER[number % len(_LATER)]
+        if agent != "photo_check" and len(await app.pending()) >= _MAX_PENDING:
+            continue
         await app.submit(agent, prompt, run_id=f"{agent}-{number:03}", caller_id="erin", labels={"tenant": "globex"})
 
 
@@ -140,12 +149,12 @@ def _researcher() -> Agent[Any]:
     async def model(messages: Sequence[Message], tools: Sequence[Any]) -> Reply:
         await asyncio.sleep(_THINKING)
         read = sum(isinstance(message, ToolResult) for message in messages)
-        if read >= 240:
+        if read >= 160:
             return Reply(text="All pages are read.")
         number = read // 2
         calls = [_call(f"p{read + 1}", "read_page", url=f"https://example.com/engine/{number}/guarantees")]
         calls.append(_call(f"p{read + 2}", "read_page", url=f"https://example.com/engine/{number}/limits"))
-        usage = Usage(input_tokens=1800 + 90 * number, output_tokens=140, cost_usd=0.011)
+        usage = Usage(input_tokens=1800 + 9 * number, output_tokens=140, cost_usd=0.003)
         return Reply(text=f"Pages {read + 1} and {read + 2}.", tool_calls=calls, usage=usage)
 
     return Agent(name="researcher", model=model, tools=[read_page])
@@ -182,3 +191,7 @@ def _concierge() -> Agent[Any]:
         return Reply(text=text, usage=Usage(input_tokens=220, output_tokens=24, cost_usd=0.0008))
 
     return Agent(name="concierge", model=model)
+
+
+def _incidents() -> Agent[Any]:
+    return Agent(name=INCIDENT_AGENT, model=_script(("Noted. No finished step was repeated.", [])))
