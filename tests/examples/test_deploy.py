@@ -27,7 +27,8 @@ def parse_command(words: list[str]) -> dict[str, Any]:
 
 
 def read_unit() -> configparser.ConfigParser:
-    unit = configparser.ConfigParser(interpolation=None, delimiters=("=",), strict=True)
+    # Not strict: systemd adds the lines of a repeated setting, such as SystemCallFilter.
+    unit = configparser.ConfigParser(interpolation=None, delimiters=("=",), strict=False)
     unit.optionxform = str  # type: ignore[method-assign,assignment]
     unit.read(DEPLOY / "holdfast-worker@.service")
     return unit
@@ -62,4 +63,24 @@ def test_the_kubernetes_manifest_starts_workers_that_are_probed_recycled_and_hav
     assert probe["timeoutSeconds"] > STORE_TIMEOUT.total_seconds()
     assert "livenessProbe" not in container
     assert parse_size(params["max_memory"]) < parse_size(container["resources"]["limits"]["memory"].removesuffix("i"))
-    assert {each["name"] for each in container["env"]} == {"HOLDFAST_STORE"}
+    assert {each["name"] for each in container["env"]} >= {"HOLDFAST_STORE"}
+
+
+def test_the_systemd_unit_can_neither_change_its_code_nor_gain_privileges() -> None:
+    service = read_unit()["Service"]
+    assert (service["ProtectSystem"], service["ProtectHome"], service["NoNewPrivileges"]) == ("strict", "yes", "yes")
+    assert service["CapabilityBoundingSet"] == ""
+    filters = [line for line in (DEPLOY / "holdfast-worker@.service").read_text().splitlines() if "CallFilter=" in line]
+    assert filters == ["SystemCallFilter=@system-service", "SystemCallFilter=~@privileged @resources"]
+
+
+def test_the_container_of_the_kubernetes_manifest_has_a_read_only_root_and_no_capability() -> None:
+    (deployment,) = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    security = container["securityContext"]
+    assert (security["readOnlyRootFilesystem"], security["allowPrivilegeEscalation"]) == (True, False)
+    assert security["capabilities"] == {"drop": ["ALL"]}
+    profile = security.get("seccompProfile") or pod["securityContext"]["seccompProfile"]
+    assert profile == {"type": "RuntimeDefault"}
+    assert security.get("runAsNonRoot") or pod["securityContext"]["runAsNonRoot"]
