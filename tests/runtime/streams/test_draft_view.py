@@ -60,6 +60,14 @@ async def test_a_draft_that_was_cut_off_is_retracted() -> None:
         assert view.update(make_draft(record, "Hello"), after, -1).draft == ()
 
 
+async def test_the_reply_of_another_worker_replaces_a_draft_that_was_cut_off() -> None:
+    record, view = await make_record(), DraftView("run-1")
+    view.update(make_draft(record, "Hello"), record, -1)
+    after = msgspec.structs.replace(record, token=record.token + 1)
+    assert view.update(None, after, 5).draft == (), "a retraction would come after the reply"
+    assert view.show().draft == ()
+
+
 async def test_a_draft_that_begins_anew_or_was_redacted_later_is_shown_again() -> None:
     record, view = await make_record(), DraftView("run-1")
     view.update(make_draft(record, "Hello"), record, -1)
