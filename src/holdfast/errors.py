@@ -80,7 +80,6 @@ from holdfast.core.errors import (
     DefinitionError,
     InvalidReply,
     InvalidRunId,
-    MailArrived,
     MissingDefinition,
     ModelUnavailable,
     NotDurable,
@@ -106,6 +105,7 @@ from holdfast.core.errors import (
     TurnInterrupted,
     UnknownTool,
 )
+from holdfast.core.run.mail import MailArrived
 from holdfast.core.run.run_events import ReaderTooSlow
 from holdfast.core.run.waiting import RunWaiting
 from holdfast.db.tables import TablesError, TablesUnavailable

@@ -18,12 +18,14 @@ from holdfast.checkpoint.finishing import Ending, end_done, end_failed, end_left
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.progress import AttemptLog, AttemptRecord, Progress
 from holdfast.checkpoint.record import NewRun, RunRecord, RunStatus
+from holdfast.checkpoint.store import END
 from holdfast.checkpoint.workers import Claim
 from holdfast.clock import Timer
 from holdfast.concurrency import run_in_background
 from holdfast.core.errors import RunLost
 from holdfast.core.ports import Leave
 from holdfast.core.run.info import RunInfo
+from holdfast.core.run.mail import MailArrived
 from holdfast.core.run.messages import NO_USAGE, Usage
 from holdfast.core.run.state import RunState
 from holdfast.core.run.status import AttemptEnd
@@ -138,6 +140,9 @@ class StoreCheckpointer:
                         raise
                     await self._retry(partial(self._send, delta))
                 self._on_saved(state, delta)
+        except UnreadMail as exc:
+            unread = (await self._store.load(self._info.run_id, after=END)).mail
+            raise MailArrived(f"run {self._info.run_id} reads its mail first", unread) from exc
         except Exception:
             if self._interval_s:
                 self._defer(state, self._settings.save_interval)
@@ -174,6 +179,8 @@ class StoreCheckpointer:
         self._progressed = self._progressed or write.step_finished
         if write.consumed:
             _forget_consumed(state, write.consumed)
+        if write.unless_mail:
+            state.unless_mail = ()
         if delta.event_count:
             del state.recorded_events[: delta.event_count]  # more may have been added during the write
         if not self._closed:

@@ -241,7 +241,12 @@ class Delta:
         self.next_watermark: Watermark = make_watermark(state, next_seq, size, stored_turns)
         consumed = tuple(state.consumed)
         self.write: Append = Append(
-            entries=entries, progress=progress, rewrite=rewrite, step_finished=step_finished, consumed=consumed
+            entries=entries,
+            progress=progress,
+            rewrite=rewrite,
+            step_finished=step_finished,
+            consumed=consumed,
+            unless_mail=state.unless_mail,
         )
 
     def has_other_changes(self, watermark: Watermark) -> bool:

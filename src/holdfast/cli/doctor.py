@@ -273,6 +273,7 @@ ERROR_MODULES = (
     "holdfast.core.errors",
     "holdfast.core.run.run_events",
     "holdfast.core.run.turns",
+    "holdfast.core.run.mail",
     "holdfast.core.run.waiting",
     "holdfast.db.tables",
     "holdfast.root_error",

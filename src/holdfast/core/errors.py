@@ -246,13 +246,6 @@ class Shutdown(RunInterrupted):
     """
 
 
-class MailArrived(RunInterrupted):
-    """Mail arrived while the run was about to end or to wait. It is resumed at once, and reads it.
-
-    What to do: Nothing: a worker resumes the run.
-    """
-
-
 class MissingDefinition(RunInterrupted):
     """This process lacks a tool, a phase or the agent of a saved run. The run is left to a process that has it.
 

@@ -48,6 +48,7 @@ class Checkpointer(Protocol):
 
         Raises:
             RunLost: another worker owns the run. Nothing was written.
+            MailArrived: the run has unread mail of a topic in `state.unless_mail`. Nothing was written.
             RunParked: the state cannot be written, such as a transcript over its limit. The run waits for a person.
         """
         ...

@@ -18,10 +18,11 @@ from holdfast.checkpoint.record import CLAIMABLE_STATUSES, RunRecord, RunStatus
 from holdfast.checkpoint.store import get_record
 from holdfast.clock import Clock
 from holdfast.core.agents.agent import AgentSource
-from holdfast.core.errors import MailArrived, ModelUnavailable, RunAlreadyRunning, RunLost, Shutdown
+from holdfast.core.errors import ModelUnavailable, RunAlreadyRunning, RunLost, Shutdown
 from holdfast.core.execution.attempt import OnCancel
 from holdfast.core.execution.executor import Executor
 from holdfast.core.run.info import RunInfo
+from holdfast.core.run.mail import MailArrived
 from holdfast.core.run.result import Result
 from holdfast.core.run.waiting import RunWaiting
 from holdfast.runtime.changes import POLL_INTERVAL, ChangeListener

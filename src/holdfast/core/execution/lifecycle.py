@@ -13,7 +13,6 @@ from holdfast.core.agents.agent import Agent, AgentSource, Bounds, Phase, Profil
 from holdfast.core.agents.tool import Tool
 from holdfast.core.errors import (
     DefinitionError,
-    MailArrived,
     MissingDefinition,
     NotDurable,
     ProcessExit,
@@ -27,10 +26,11 @@ from holdfast.core.errors import (
 from holdfast.core.execution.attempt import Attempt, log
 from holdfast.core.execution.step import StepContext, take_messages
 from holdfast.core.execution.turn_cycle import end_turn, ends_turn, open_turn
+from holdfast.core.execution.waits import Waits
 from holdfast.core.loop import Loop
 from holdfast.core.observer import AttemptEnded, AttemptEnding, AttemptStarted
 from holdfast.core.ports import Leave
-from holdfast.core.run.mail import Mail
+from holdfast.core.run.mail import Mail, MailArrived
 from holdfast.core.run.result import Result
 from holdfast.core.run.run_events import PhaseStarted, StatusChanged
 from holdfast.core.run.state import RunState
@@ -205,6 +205,8 @@ class _Pipeline:
         profile = profile.with_tools(self._extra_tools)
         context = StepContext(self._attempt, profile, prompt, turn_mail=self._turn_mail)
         try:
+            if self._attempt.state.calls.waits:
+                await context.waits.end_expired()
             output = await self._loop.run(context)
             if self._turn_mail is not None and context.begins:
                 raise DefinitionError(f"agent {self._agent.name}: its loop does not support conversations")
@@ -297,6 +299,9 @@ async def _finalize_checkpoint(
     if checkpointer is None or end is AttemptEnd.LOST:
         return True
     if ends_turn(attempt, end, error):
+        if error is not None and not await _close_waits(attempt):
+            await checkpointer.leave(Leave())
+            return False
         end_turn(attempt, None if result is None else result[1], error)
         idle = ConversationIdle(attempt.info.run_id)
         if error is not None and attempt.services.ports.checkpoints is not None:
@@ -327,6 +332,16 @@ def _make_leave(attempt: Attempt, error: BaseException | None) -> Leave:
     if isinstance(error, RunInterrupted) and not isinstance(error, Shutdown):
         return Leave(reason=str(error), delay=error.retry_after, strike=error.is_strike)
     return Leave()  # a shutdown, also by the host's own exception, is no reason worth storing
+
+
+async def _close_waits(attempt: Attempt) -> bool:
+    """End the waits of a turn that ends. Return False if the store did not take that: the turn is resumed."""
+    try:
+        await Waits(attempt).close()
+    except Exception as exc:  # a store may raise anything
+        log.warning("run %s: its turn could not be ended: %s", attempt.info.run_id, exc)
+        return False
+    return True
 
 
 async def _save_unsaved(attempt: Attempt) -> None:

@@ -12,6 +12,7 @@ from holdfast.core.errors import NotDurable, RunError, SaveFailed
 from holdfast.core.execution.stop import StopState
 from holdfast.core.observer import ClaimVerified, Observers, Saved
 from holdfast.core.ports import Checkpointer
+from holdfast.core.run.mail import MailArrived
 from holdfast.core.run.state import RunState
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class Saver:
         Raises:
             NotDurable: it is the first save, and the executor requires durability: the run is not in the store.
             SaveFailed: it must succeed, or the executor requires durability, and the store did not take it.
+            MailArrived: it must succeed, and mail refuses it: see `RunState.unless_mail`.
             RunLost, RunParked: as `Checkpointer.save`.
         """
         if self.checkpointer is None:
@@ -105,6 +107,10 @@ class Saver:
                     self.is_writing = False
             else:
                 await self._write_in_background(write)
+        except MailArrived:
+            if must_succeed:
+                raise
+            saved = False  # the task that has set `unless_mail` saves too, and reads the mail
         except RunError:
             raise
         except Exception as exc:  # a store may raise anything: it must never become the run's result

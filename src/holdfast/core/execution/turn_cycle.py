@@ -5,6 +5,7 @@ from typing import Any
 
 from holdfast.core.errors import RunCancelled, TurnInterrupted, format_error
 from holdfast.core.execution.attempt import Attempt
+from holdfast.core.loop import Loop, PendingCall
 from holdfast.core.run.mail import MESSAGE_TOPIC, Mail
 from holdfast.core.run.state import NO_CALLS
 from holdfast.core.run.status import AttemptEnd
@@ -20,12 +21,15 @@ from holdfast.core.run.turns import (
     TurnStatus,
     summarize_input,
 )
+from holdfast.core.run.waiting import Decision, WaitingCall, format_denial
 
 #: Sent to the model as the result of a call that its turn has left without one.
 CLOSED_CALL = (
     "This call has no result, because its turn was ended before. If the call was started, it may or may not have taken "
     "effect."
 )
+#: The same, of a call that was approved meanwhile.
+_APPROVED_CALL = "This call was approved, but its turn was ended before it was made."
 
 
 def open_turn(attempt: Attempt) -> Mail | None:
@@ -116,16 +120,29 @@ def end_turn(attempt: Attempt, output: Any, error: BaseException | None) -> None
 def _close_calls(attempt: Attempt) -> None:
     """Give every call of an unanswered reply a result: no provider accepts a history without them."""
     state, loop = attempt.state, attempt.loop
-    state.calls = NO_CALLS
     pending = loop.pending_calls(state.history)
     if not pending:
+        state.calls = NO_CALLS
         return
     results: list[Any] = []
     for call in pending:
         result = state.results.get(call.call_id)
         if result is None:
-            result = loop.make_result(call, CLOSED_CALL, error=True)
+            result = _make_closed_result(loop, call, state.calls.waits.get(call.call_id))
         if not any(result is each for each in results):
             results.append(result)
     state.history.extend(results)
     state.finish_step()
+
+
+def _make_closed_result(loop: Loop, call: PendingCall, wait: WaitingCall | None) -> Any:
+    """Return the result of a call whose turn ends: the answer to its wait, if there was one in time."""
+    decision = None if wait is None else wait.decision
+    match decision:
+        case Decision(kind="value"):
+            return loop.make_result(call, decision.value)
+        case Decision(kind="deny"):
+            return loop.make_result(call, format_denial(decision), error=True)
+        case Decision(kind="approve") if wait is not None and wait.kind == "approval":
+            return loop.make_result(call, _APPROVED_CALL, error=True)
+    return loop.make_result(call, CLOSED_CALL, error=True)

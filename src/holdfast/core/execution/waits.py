@@ -11,7 +11,7 @@ from holdfast.core.agents.tool_context import ToolContext
 from holdfast.core.execution.attempt import Attempt
 from holdfast.core.json_value import to_json_value
 from holdfast.core.observer import CallAnswered
-from holdfast.core.run.mail import CHILD_TOPIC, Mail
+from holdfast.core.run.mail import CHILD_TOPIC, Mail, MailArrived
 from holdfast.core.run.run_events import CallDecided
 from holdfast.core.run.waiting import (
     ApprovalRequest,
@@ -21,6 +21,7 @@ from holdfast.core.run.waiting import (
     Suspend,
     WaitingCall,
     WaitKind,
+    format_denial,
     hash_token,
 )
 
@@ -46,13 +47,17 @@ class Waits:
     def is_open(self, call_id: str) -> bool:
         """Whether the call waits, and neither an answer nor the time has ended the wait."""
         call = self.get(call_id)
-        if (
-            call is None
-            or call.decision is not None
-            or (call.topic and self._attempt.mailbox.peek(call.topic) is not None)
-        ):
-            return False
-        return call.expires_at is None or call.expires_at > self._attempt.services.clock.now()
+        return call is not None and call.decision is None and not self._has_mail(call) and not self._is_due(call)
+
+    def _has_mail(self, call: WaitingCall) -> bool:
+        return bool(call.topic) and self._attempt.mailbox.has(call.topic)
+
+    def _is_due(self, call: WaitingCall) -> bool:
+        """Whether the time alone ends the wait: no mail can."""
+        return not call.topic and self._is_expired(call)
+
+    def _is_expired(self, call: WaitingCall) -> bool:
+        return call.expires_at is not None and call.expires_at <= self._attempt.services.clock.now()
 
     def undecided(self) -> frozenset[str]:
         """The calls that are not in doubt: they wait, and no answer was read."""
@@ -155,37 +160,88 @@ class Waits:
             case "approve":
                 return None if decision.arguments is None else request.replace_arguments(decision.arguments)
             case "deny":
-                reason = f": {decision.comment}" if decision.comment else ""
-                return request.error_result(f"The call was denied{reason}.")
+                return request.error_result(format_denial(decision))
             case "value":
                 return request.reconciled_result(decision.value)
 
     def decide(self, call: WaitingCall) -> Decision | None:
         """Return what has ended the wait; `None` if the call still waits. The next save consumes the mail that ends it.
 
-        An answer that arrived before the expiry is read counts, however late it is read.
+        A wait that mail can end expires only in `end_expired`.
         """
         if call.decision is not None:
             return call.decision
         mail = self._attempt.mailbox.peek(call.topic) if call.topic else None
-        now = self._attempt.services.clock.now()
         if mail is not None:
             self._attempt.mailbox.take(mail)
             decision = _read_decision(call, mail)
-        elif call.expires_at is not None and call.expires_at <= now:
-            decision = Decision(kind="expire", at=now)
+        elif self._is_due(call):
+            decision = self._make_expiry()
         else:
             return None
-        self.set_decision(call, decision)
+        self._set_decision(call, decision)
+        self._attempt.observers.emit(CallAnswered(call=call, decision=decision))
         return decision
 
-    def set_decision(self, call: WaitingCall, decision: Decision) -> None:
-        """Record the decision about a call."""
+    def _make_expiry(self, comment: str = "") -> Decision:
+        return Decision(kind="expire", comment=comment, at=self._attempt.services.clock.now())
+
+    def _set_decision(self, call: WaitingCall, decision: Decision) -> None:
         self._set(msgspec.structs.replace(call, decision=decision))
         self._attempt.record_event(
             CallDecided(run_id=call.run_id, step=call.step, call_id=call.call_id, tool=call.tool, decision=decision)
         )
-        self._attempt.observers.emit(CallAnswered(call=call, decision=decision))
+
+    async def end_expired(self) -> None:
+        """Record that the waits whose time has come have ended, except those whose mail has arrived: it counts.
+
+        Called before the calls of a resumed step are made. A wait that expires later ends in the next attempt.
+        """
+        while expired := [call for call in self._list_unanswered() if self._is_expired(call)]:
+            await self._end_without_mail(expired, self._make_expiry())
+
+    async def close(self) -> None:
+        """End the waits for answers, because their turn ends. An answer that has arrived is read, and counts.
+
+        Signals stay unread, for a later wait.
+        """
+        while waiting := [call for call in self._list_unanswered() if call.is_recorded]:
+            await self._end_without_mail(waiting, self._make_expiry("its turn was ended"))
+        for call in self._attempt.state.calls.undecided:
+            if call.is_recorded:
+                self.decide(call)
+
+    def _list_unanswered(self) -> list[WaitingCall]:
+        """Return the calls that mail can end, and that have none."""
+        undecided = self._attempt.state.calls.undecided
+        return [call for call in undecided if call.topic and call.kind != "child" and not self._has_mail(call)]
+
+    async def _end_without_mail(self, calls: Sequence[WaitingCall], decision: Decision) -> None:
+        """Record this decision about the calls, in a write that fails if mail for one of them has arrived.
+
+        Then the mail is put into the mailbox, and no call has the decision.
+        """
+        attempt, state = self._attempt, self._attempt.state
+        calls_before, events_before = state.calls, list(state.recorded_events)
+        for call in calls:
+            self._set_decision(call, decision)
+        events = [event for event in state.recorded_events if event not in events_before]
+        state.unless_mail = tuple(call.topic for call in calls)
+        try:
+            await attempt.saver.save(must_succeed=True)
+        except BaseException as exc:
+            if state.unless_mail:  # it was not written
+                state.calls, state.unless_mail = calls_before, ()
+                state.recorded_events[:] = [event for event in state.recorded_events if event not in events]
+            if not isinstance(exc, MailArrived):
+                raise
+            attempt.mailbox.deliver(exc.mail)
+            if not any(map(self._has_mail, calls)):
+                raise
+            return
+        state.unless_mail = ()
+        for call in calls:
+            attempt.observers.emit(CallAnswered(call=call, decision=decision))
 
     def end_child_wait(self, call: WaitingCall) -> WaitingCall | None:
         """Forget that child runs of a call wait: it is repeated. Return its approval, if it had one."""
@@ -215,7 +271,8 @@ def _make_topic(context: ToolContext, kind: WaitKind, earlier: WaitingCall | Non
 
 def format_expiry(call: WaitingCall) -> str:
     """Return the text for the model that a call was not answered in time."""
-    assert call.expires_at is not None, "a call without it does not expire"
+    if call.expires_at is None:
+        return "No answer."
     return f"No answer within {_format_period(call.expires_at - call.asked_at)}."
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from holdfast.core.errors import RunInterrupted
+
 #: The topic of messages. A run reads them before its next step.
 MESSAGE_TOPIC = "message"
 #: The topic of the notice that a child run may continue.
@@ -23,6 +25,18 @@ class Mail(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes
     #: Set by the store.
     posted_at: datetime | None = None
+
+
+class MailArrived(RunInterrupted):
+    """Mail arrived while the run was about to end, to wait, or to record that none has come. It reads the mail first.
+
+    What to do: Nothing: a worker resumes the run.
+    """
+
+    def __init__(self, message: str, mail: Sequence[Mail] = ()) -> None:
+        super().__init__(message)
+        #: The unread mail of a run whose save was refused. Empty for one that was about to end or to wait.
+        self.mail: Sequence[Mail] = mail
 
 
 def encode_message(content: str | list[Any]) -> bytes:

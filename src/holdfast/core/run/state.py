@@ -202,6 +202,9 @@ class RunState:
     loop_data: Any = None
     #: Ids of mail that the next save consumes, in the same write as the entries that use it.
     consumed: list[str] = field(default_factory=list)
+    #: The next save is refused if the store has unread mail of these topics, not counting `consumed`. For a state that
+    #: says that no such mail has come, such as an expiry.
+    unless_mail: tuple[str, ...] = ()
     #: Events for watchers that the next save adds to the journal: the number of messages before each, and its body.
     recorded_events: list[tuple[int, bytes]] = field(default_factory=list)
     #: The last step that was finished in this process.

@@ -257,6 +257,12 @@ def describe_decision(decision: Decision) -> str:
     return " ".join(parts) + (f": {decision.comment}" if decision.comment else "")
 
 
+def format_denial(decision: Decision) -> str:
+    """Return the text for the model that its call was denied."""
+    reason = f": {decision.comment}" if decision.comment else ""
+    return f"The call was denied{reason}."
+
+
 def describe_waits(calls: tuple[WaitingCall, ...]) -> str:
     """Describe in one line what a run waits for."""
     parts = []
