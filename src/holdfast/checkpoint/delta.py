@@ -232,7 +232,8 @@ class Delta:
             bodies += _encode_new_results(saved, since.steps, state)
         if turns is not None:
             bodies += turns.after
-        entries, size = list[Entry](), since.size
+        entries: list[Entry] = []
+        size = since.size
         for seq, (kind, body) in enumerate(bodies, watermark.next_seq):
             entries.append(Entry(seq=seq, kind=kind, body=body))
             size += len(body)

@@ -92,14 +92,14 @@ class AttemptMetrics:
         counters = self._counters
         match event:
             case Saved():
-                counters.saves.add(event.took.total_seconds())
+                counters.saves.add(event.took_seconds)
             case StepEnded():
-                if event.took is not None:
-                    counters.steps.add(event.took.total_seconds())
+                if event.took_seconds is not None:
+                    counters.steps.add(event.took_seconds)
                 counters.add_usage(self._counted, self._state.own_usage)
                 self._counted = self._state.own_usage
             case ClaimVerified():
-                counters.claim_checks.add(event.took.total_seconds())
+                counters.claim_checks.add(event.took_seconds)
             case Retried() if event.tool:
                 counters.tool_retries += 1
             case Retried():

@@ -32,6 +32,7 @@ __all__ = [
     "CallInDoubt",
     "CallStarted",
     "ClaimVerified",
+    "DraftEnded",
     "ModelAsked",
     "ObservedEvent",
     "Observer",
@@ -118,23 +119,27 @@ class Retried(msgspec.Struct, frozen=True, kw_only=True):
     error: BaseException
 
 
-class StepEnded(msgspec.Struct, frozen=True, kw_only=True):
+class StepEnded(msgspec.Struct, frozen=True):
     """The step is finished and saved: the state counts it."""
 
     #: `None`: it was not measured.
-    took: timedelta | None = None
+    took_seconds: float | None = None
 
 
-class Saved(msgspec.Struct, frozen=True, kw_only=True):
+class Saved(msgspec.Struct, frozen=True):
     """The state was saved, and the attempt waited this long for it."""
 
-    took: timedelta
+    took_seconds: float
 
 
-class ClaimVerified(msgspec.Struct, frozen=True, kw_only=True):
+class ClaimVerified(msgspec.Struct, frozen=True):
     """The claim was proven before a `once` call. That is not a save."""
 
-    took: timedelta
+    took_seconds: float
+
+
+class DraftEnded(msgspec.Struct, frozen=True):
+    """The reply whose text was shown as it arrived is complete, and in the history."""
 
 
 ObservedEvent = (
@@ -152,12 +157,13 @@ ObservedEvent = (
     | StepEnded
     | Saved
     | ClaimVerified
+    | DraftEnded
 )
 
 #: The kinds of public events.
 PUBLIC_EVENTS: frozenset[type] = frozenset(get_args(Event))
 
-MODEL_ASKED, REPLY_RECEIVED = ModelAsked(), ReplyReceived()
+MODEL_ASKED, REPLY_RECEIVED, DRAFT_ENDED = ModelAsked(), ReplyReceived(), DraftEnded()
 
 
 class AttemptControl(Protocol):

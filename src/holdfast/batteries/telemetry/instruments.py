@@ -1,7 +1,6 @@
 """The metrics as OpenTelemetry instruments."""
 
 from collections.abc import Callable, Iterable, Mapping
-from datetime import timedelta
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
@@ -70,11 +69,11 @@ class Instruments:
         create("holdfast.queue.depth", [observe_depth], "{run}", "Runs that wait for a worker")
         create("holdfast.queue.age", [observe_age], "s", "How long the oldest of them has waited")
 
-    def add_step(self, agent: str, took: timedelta) -> None:
-        self._steps.record(took.total_seconds(), {"gen_ai.agent.name": agent})
+    def add_step(self, agent: str, seconds: float) -> None:
+        self._steps.record(seconds, {"gen_ai.agent.name": agent})
 
-    def add_save(self, agent: str, took: timedelta) -> None:
-        self._saves.record(took.total_seconds(), {"gen_ai.agent.name": agent})
+    def add_save(self, agent: str, seconds: float) -> None:
+        self._saves.record(seconds, {"gen_ai.agent.name": agent})
 
     def add_tokens(self, agent: str, usage: Usage) -> None:
         common = {"gen_ai.agent.name": agent, "gen_ai.operation.name": "chat"}

@@ -103,10 +103,10 @@ class AttemptSpans:
                 self._add_retry(event)
             case StepEnded():
                 self._end_model_call()
-                if event.took is not None:
-                    self._instruments.add_step(self._info.agent_name, event.took)
+                if event.took_seconds is not None:
+                    self._instruments.add_step(self._info.agent_name, event.took_seconds)
             case Saved():
-                self._instruments.add_save(self._info.agent_name, event.took)
+                self._instruments.add_save(self._info.agent_name, event.took_seconds)
             case AttemptEnding():
                 self._keep_wait(event)
             case AttemptEnded():

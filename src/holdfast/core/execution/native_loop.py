@@ -38,7 +38,6 @@ from holdfast.core.run.messages import (
     validate_reply,
 )
 from holdfast.core.run.prompt import dump_json_parts, summarize_prompt
-from holdfast.core.run.run_events import ReplyAdded
 from holdfast.core.run.waiting import Deferred, Suspend
 
 
@@ -178,8 +177,7 @@ class _Conversation:
         reply = await self._request_reply(context.profile.model)
         self._history.append(reply)
         context.add_usage(_ensure_request_counted(reply.usage))
-        if ReplyAdded in self._attempt.observers.wanted:
-            await context.emit_reply(reply.text)
+        await context.emit_reply(reply.text)
         if self._repeats.count(_list_requested_calls(reply)) > self._max_repeats:
             raise RepeatedToolCalls(context.run_id, reply.tool_calls[0].name, self._max_repeats)
         return reply

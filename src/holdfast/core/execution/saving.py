@@ -120,7 +120,7 @@ class Saver:
             saved = False
         else:
             self._is_stored = True
-            self._observers.emit(Saved(took=timedelta(seconds=self._clock.monotonic() - started_at)))
+            self._observers.emit(Saved(self._clock.monotonic() - started_at))
         if is_own_task and self._stop_state.is_stopped:
             raise asyncio.CancelledError
         return saved
@@ -149,7 +149,7 @@ class Saver:
             raise
         except Exception as exc:  # a store may raise anything: it must never become the run's result
             raise SaveFailed(f"run {self._run_id} could not prove that it is still ours: {exc}") from exc
-        self._observers.emit(ClaimVerified(took=timedelta(seconds=self._clock.monotonic() - started_at)))
+        self._observers.emit(ClaimVerified(self._clock.monotonic() - started_at))
         if is_own_task and self._stop_state.is_stopped:
             raise asyncio.CancelledError
 

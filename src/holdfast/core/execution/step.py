@@ -1,7 +1,6 @@
 """The handle that a loop works through: durable steps within bounds, and the messages that the next step takes."""
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -13,7 +12,7 @@ from holdfast.core.execution.model_calls import ModelCalls
 from holdfast.core.execution.tool_calls import ToolCalls
 from holdfast.core.execution.turn_cycle import begin_turn, raise_if_interrupted
 from holdfast.core.execution.waits import Waits
-from holdfast.core.observer import MODEL_ASKED, ModelAsked, StepEnded
+from holdfast.core.observer import DRAFT_ENDED, MODEL_ASKED, ModelAsked, StepEnded
 from holdfast.core.run.mail import MESSAGE_TOPIC, Mail, decode_message
 from holdfast.core.run.messages import Usage
 from holdfast.core.run.prompt import summarize_prompt
@@ -52,6 +51,8 @@ class StepContext:
         self._times = StepTimer(attempt.services.clock)
         #: The tool calls of the current step.
         self.tool_calls: ToolCalls = ToolCalls(attempt, self.waits, self._times)
+        #: A part of the reply in progress was shown.
+        self._has_draft = False
 
     @property
     def run_id(self) -> str:
@@ -149,12 +150,14 @@ class StepContext:
         """Show further text of the reply in progress to watchers and listeners. It is not recorded."""
         observers = self.attempt.observers
         if text and TextDelta in observers.wanted:
+            self._has_draft = True
             await observers.publish(TextDelta(run_id=self.run_id, step=self.state.steps + 1, text=text))
 
     async def emit_reasoning(self, text: str) -> None:
         """Show further reasoning that precedes the reply, as `emit_text` does."""
         observers = self.attempt.observers
         if text and ReasoningDelta in observers.wanted:
+            self._has_draft = True
             await observers.publish(ReasoningDelta(run_id=self.run_id, step=self.state.steps + 1, text=text))
 
     async def emit_custom(self, name: str, value: Any, *, path: tuple[str, ...] = ()) -> None:
@@ -171,12 +174,15 @@ class StepContext:
         self.model_calls.retract_draft()
 
     def end_draft(self) -> None:
-        """End the draft of a reply that listeners do not get, such as one within a subgraph."""
-        self.attempt.observers.emit(ReplyAdded(run_id=self.run_id, step=self.state.steps + 1))
+        """End the draft of a reply, if it has one: the reply is in the history."""
+        if self._has_draft:
+            self._has_draft = False
+            self.attempt.observers.emit(DRAFT_ENDED)
 
     async def emit_reply(self, text: str) -> None:
         """Show the complete reply, which is in the history: its draft ends."""
         observers = self.attempt.observers
+        self.end_draft()
         if ReplyAdded in observers.wanted:
             await observers.publish(ReplyAdded(run_id=self.run_id, step=self.state.steps + 1, text=text))
 
@@ -190,7 +196,7 @@ class StepContext:
         if attempt.services.ports.budget is not None:
             attempt.saver.update_elapsed()
             await attempt.services.ports.budget.commit(attempt.info, state)
-        attempt.observers.emit(StepEnded(took=None if times is None else timedelta(milliseconds=times.took)))
+        attempt.observers.emit(StepEnded(None if times is None else times.took / 1000))
 
     @property
     def has_messages(self) -> bool:

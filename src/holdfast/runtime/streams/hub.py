@@ -8,9 +8,9 @@ from typing import Unpack
 from holdfast.checkpoint.errors import StoreClosed
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.clock import SYSTEM_CLOCK, Clock
-from holdfast.core.observer import AttemptControl, AttemptEnding, ObservedEvent, Saved
+from holdfast.core.observer import AttemptControl, AttemptEnding, DraftEnded, ObservedEvent, Saved
 from holdfast.core.ports import Checkpointer
-from holdfast.core.run.run_events import DraftRetracted, Event, ReasoningDelta, ReplyAdded, StatusChanged, TextDelta
+from holdfast.core.run.run_events import DraftRetracted, Event, ReasoningDelta, StatusChanged, TextDelta
 from holdfast.runtime.changes import ChangeSignal
 from holdfast.runtime.reading.run_views import RunQuery, make_filter
 from holdfast.runtime.streams.draft_board import DraftBoard, DraftReader, LocalDraft
@@ -153,7 +153,7 @@ class LiveAttempt:
 
     __slots__ = ("_attempt", "_draft", "_hub", "_run_id")
 
-    kinds: frozenset[type] = frozenset({Saved, TextDelta, ReasoningDelta, DraftRetracted, ReplyAdded, AttemptEnding})
+    kinds: frozenset[type] = frozenset({Saved, TextDelta, ReasoningDelta, DraftRetracted, DraftEnded, AttemptEnding})
 
     def __init__(self, attempt: AttemptControl, hub: EventHub) -> None:
         self._attempt, self._hub, self._run_id = attempt, hub, attempt.info.run_id
@@ -170,7 +170,7 @@ class LiveAttempt:
                 draft.add(reasoning=event.text)
             case DraftRetracted() if self._draft is not None:
                 self._draft.restart()
-            case ReplyAdded() | AttemptEnding() if self._draft is not None:
+            case DraftEnded() | AttemptEnding() if self._draft is not None:
                 self._draft.close()
                 self._draft = None
 
