@@ -453,6 +453,23 @@ async def test_a_child_that_is_interrupted_stops_its_parent_whatever_the_tool_ma
     assert len(await host.list_records()) == 4
 
 
+async def test_a_parent_whose_child_was_lost_to_another_worker_gives_up_its_own_claim() -> None:
+    """A live worker that owned the parent and did not execute it would keep all others from it."""
+    host = SimulatedHost()
+    stranger = SimulatedHost(host.inner)
+    await stranger.checkpoints.open()
+
+    @tool(effect="pure")
+    async def lose() -> str:
+        await stranger.store.claim(current_call().run_id, stranger.checkpoints.worker_id, steal=True)
+        return "lost"
+
+    child = Agent(name="child", model=ScriptedModel(tool_reply(call("1", "lose")), "never"), tools=[lose])
+    with pytest.raises(RunInterrupted, match="a child, was lost to another worker"):
+        await host.executor.run(parent_of(child, "never"), "go", run_id="p")
+    assert (await host.get_statuses())["p"] is RunStatus.INTERRUPTED
+
+
 async def test_a_child_that_parks_parks_its_parent_and_both_go_on_together() -> None:
     host = SimulatedHost()
 

@@ -12,6 +12,7 @@ from holdfast.core.errors import (
     RunError,
     RunFailed,
     RunInterrupted,
+    RunLost,
     SaveFailed,
     ShuttingDown,
 )
@@ -163,6 +164,9 @@ class ChildRuns:
         attempt = Attempt(info, services, resumption=found, parent=self._parent)
         try:
             return await executor.supervise(agent, attempt)
+        except RunLost as exc:
+            # Not the parent's own claim, which would stay with this worker: a parent that is interrupted releases it.
+            raise RunInterrupted(f"run {info.run_id}, a child, was lost to another worker") from exc
         finally:
             self.usage = self.usage + attempt.state.usage
 
