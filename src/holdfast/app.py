@@ -1,21 +1,23 @@
 """App: a client that also executes. Joins agents, a store and ports; opens and closes them."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack, get_args
 
 from holdfast.checkpoint.checkpoint_store import CheckpointStore
+from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.store import RunStore
 from holdfast.clock import CLOCK, Clock
 from holdfast.concurrency import close_with_timeout, end_forked_child, run_in_background
 from holdfast.config import CheckpointSettings, WorkerSettings
 from holdfast.core.agents.agent import AgentRepository, AgentSource
-from holdfast.core.errors import DefinitionError, RunCancelled
+from holdfast.core.errors import DefinitionError, RunCancelled, Shutdown
 from holdfast.core.execution.attempt import OnCancel
 from holdfast.core.execution.executor import Executor
-from holdfast.core.execution.stop import can_install_handlers, install_signal_handlers
+from holdfast.core.execution.stop import ShutdownSignals, can_install_handlers
 from holdfast.core.metrics import RunMetrics
 from holdfast.core.observer import ObserverFactory
 from holdfast.core.ports import Budget, Critic, RateLimiter, RunListener, Telemetry, ToolProvider
@@ -24,6 +26,7 @@ from holdfast.core.run.prompt import Prompt
 from holdfast.core.run.result import OutputT, Result
 from holdfast.core.validation import check_choice, check_duration, check_labels
 from holdfast.runtime.agent_registry import find_agent, resolve_agent
+from holdfast.runtime.blocking import exit_on_signal, report_resume, run_blocking
 from holdfast.runtime.lifetime import Lifetime
 from holdfast.runtime.operations.run_client import NO_STORE, NOT_OPEN, RunClient
 from holdfast.runtime.operations.store_services import StoreServices
@@ -117,7 +120,7 @@ class App(RunClient):
             telemetry.export(self.metrics)
         self._schedule = schedule
         self._schedule_loop: asyncio.Task[None] | None = None
-        self._remove_signal_handlers: Callable[[], None] | None = None
+        self._signals: ShutdownSignals | None = None
         #: Set when the App opens.
         self._lifetime: Lifetime | None = None
         self._executor: Executor | None = None
@@ -132,6 +135,7 @@ class App(RunClient):
     async def _open(self, *, take_runs: bool) -> None:
         self._check_not_open()
         self._lifetime = lifetime = Lifetime(self._close)
+        self._signals = None
         try:
             await self._open_parts(take_runs=take_runs)
         except BaseException:
@@ -141,7 +145,7 @@ class App(RunClient):
             raise
         lifetime.start()
         if self.worker_settings.handle_signals and can_install_handlers():
-            self._remove_signal_handlers = install_signal_handlers(self.shutdown)
+            self._signals = ShutdownSignals(self.shutdown)
 
     def _check_not_open(self) -> None:
         """Raise `DefinitionError` if the App is open. An event loop that was closed has taken it along."""
@@ -232,8 +236,8 @@ class App(RunClient):
             await parts.health.close()
             await services.stop()
         await self._table_users.close()
-        if self._remove_signal_handlers is not None:
-            self._remove_signal_handlers()
+        if self._signals is not None:
+            self._signals.remove()
 
     @property
     def _open_executor(self) -> Executor:
@@ -342,19 +346,33 @@ class App(RunClient):
     ) -> Result[OutputT]:
         """`run` for code without an event loop. Opens the App, executes only this run and its children, and closes it.
 
-        Ctrl-C leaves the run for the next worker.
+        Ctrl-C leaves the run for the next start or the next worker: prints one line, and exits with 130. Says on stderr
+        if it resumes a run.
+
+        Raises:
+            DefinitionError: the event loop of this thread runs, as in a notebook. Any other error: as for `run`.
         """
 
         async def main() -> Result[OutputT]:
             await self._open(take_runs=False)
             try:
+                if self.store is not None and run_id is not None:
+                    info = RunInfo.create(resolve_agent(self.agents, agent), prompt, run_id=run_id, inputs=inputs)
+                    with suppress(RunNotFound):
+                        report_resume(await self._stored.submitter.get_same_request(info))
                 return await self.run(
                     agent, prompt, inputs=inputs, run_id=run_id, through_waits=through_waits, **options
                 )
             finally:
                 await self.shutdown()
 
-        return asyncio.run(main())
+        try:
+            return run_blocking(main)
+        except (Shutdown, KeyboardInterrupt) as exc:
+            if self._signals is None or self._signals.received is None:
+                raise
+            known = run_id is not None and self.store is not None
+            exit_on_signal(exc, self._signals.received, can_start_again=known)
 
     async def render_metrics(self) -> str:
         """Return the metrics of this process and of its store in the text format of Prometheus."""

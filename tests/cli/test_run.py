@@ -86,11 +86,11 @@ def test_ctrl_c_leaves_a_run_and_says_how_to_go_on(shell: Shell) -> None:
     terminal.type("\x03")
     terminal.wait_for("stopping after the current step")
     shell.open_gate()
-    assert terminal.finish() == 1
-    assert "run r1 is interrupted" in terminal.text
+    assert terminal.finish() == 130
     assert shell.states() == {"r1": "interrupted"}
-    hint = next(line for line in terminal.text.splitlines() if line.startswith("resume with: "))
-    command = shlex.split(hint.removeprefix("resume with: "))
+    before, _, hint = terminal.text.splitlines()[-1].partition("; resume with: ")
+    assert before.endswith("run r1 interrupted after step 2")
+    command = shlex.split(hint)
     assert command == ["holdfast", "resume", "sample:agent", "r1"]
     assert shell.ok(*command[1:], "--quiet") == "done: send gate send\n"
     assert shell.read_effects() == ["send c1-1", "gate c2-1", "send c3-1"]
@@ -102,7 +102,7 @@ def test_a_second_ctrl_c_stops_at_once_and_the_run_stays(shell: Shell) -> None:
     terminal.type("\x03")
     terminal.wait_for("stopping after the current step")
     terminal.type("\x03")
-    assert terminal.finish() == 1
+    assert terminal.finish() == 130
     assert "stopped immediately. Resume with: holdfast resume sample:agent r1" in terminal.text
     assert terminal.raw.rindex("\x1b[?25h") > terminal.raw.rindex("\x1b[?25l")  # the cursor is back
     assert shell.states() == {"r1": "interrupted"}
@@ -126,9 +126,8 @@ def test_ctrl_c_while_the_provider_is_down_says_how_to_go_on(shell: Shell) -> No
     line_with(process.stderr, "step 1: attempt 1 of the model failed, next in 0 ms: ModelUnavailable: 503")
     line_with(process.stderr, "run r1 waits for its model after 2 attempts, and resumes after 30 seconds")
     process.send_signal(signal.SIGINT)
-    line_with(process.stderr, "run r1 is interrupted: run r1 had not ended: this App is shutting down")
-    line_with(process.stderr, "resume with: holdfast resume outage:agent r1")
-    assert process.wait() == 1
+    line_with(process.stderr, "run r1 interrupted; resume with: holdfast resume outage:agent r1")
+    assert process.wait() == 130
     assert shell.states() == {"r1": "interrupted"}
 
 
@@ -181,7 +180,7 @@ def test_the_store_of_the_option_wins_and_is_in_the_hint(shell: Shell) -> None:
     line_with(process.stderr, "stopping after the current step")
     shell.open_gate()
     assert "holdfast resume sample:app r1 --store sqlite:elsewhere.db" in line_with(process.stderr, "resume with")
-    assert process.wait() == 1
+    assert process.wait() == 143
     assert [run["status"] for run in shell.json("ls", "--store", "sqlite:elsewhere.db")["runs"]] == ["interrupted"]
 
 

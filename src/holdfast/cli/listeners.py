@@ -44,6 +44,9 @@ _PANEL_LINES = 4
 class ProgressListener:
     """A run listener that shows nothing but the command's own status lines."""
 
+    #: The signal that stops the command.
+    stop_signal: int | None = None
+
     def __enter__(self) -> Self:
         return self
 

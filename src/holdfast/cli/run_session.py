@@ -25,6 +25,7 @@ from holdfast.core.errors import (
     RunInterrupted,
     RunLost,
     RunParked,
+    Shutdown,
     ShuttingDown,
 )
 from holdfast.core.run.messages import NO_USAGE, Usage
@@ -60,7 +61,7 @@ class SignalHandler:
     def install(self) -> None:
         """Handle SIGINT and SIGTERM from now on."""
         for number in _SIGNALS:
-            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
 
     async def close(self) -> None:
         """Wait for the shutdown and remove the handlers."""
@@ -69,8 +70,9 @@ class SignalHandler:
         for number in _SIGNALS:
             asyncio.get_running_loop().remove_signal_handler(number)
 
-    def _on_signal(self) -> None:
+    def _on_signal(self, number: int) -> None:
         if self._task is None:
+            self._listener.stop_signal = number
             self._task = asyncio.get_running_loop().create_task(self._shutdown())
             self._listener.print_status("stopping after the current step; a second signal stops immediately", "yellow")
             return
@@ -78,7 +80,7 @@ class SignalHandler:
         self._on_force_quit()
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(1)
+        os._exit(128 + number)
 
 
 async def run_app(
@@ -135,7 +137,9 @@ async def collect_result(
     except (ShuttingDown, NotDurable):
         raise
     except RunInterrupted as exc:
-        return CommandResult(run_id=run_id, status="interrupted", reason=str(exc), resume=resume if app.store else "")
+        step = exc.step if isinstance(exc, Shutdown) else None
+        again = resume if app.store else ""
+        return CommandResult(run_id=run_id, status="interrupted", steps=step, reason=str(exc), resume=again)
     except RunLost as exc:
         return CommandResult(run_id=run_id, status="lost", reason=str(exc))
     except CheckpointError:
@@ -171,13 +175,22 @@ async def _is_stored(app: App, run_id: str) -> bool:
     return True
 
 
-def print_result(result: CommandResult, *, as_json_text: bool) -> int:
-    """Print the result and, unless it is done, the next commands. Return the exit code."""
+def print_result(result: CommandResult, *, as_json_text: bool, stop_signal: int | None = None) -> int:
+    """Print the result and, unless it is done, the next commands. Return the exit code.
+
+    Args:
+        stop_signal: the signal that stopped the command.
+    """
     if as_json_text:
         print_json(result)
     elif result.status == "done":
         text = format_value(result.output)
         print(sanitize(text) if sys.stdout.isatty() else text, flush=True)
+    if result.status == "interrupted" and stop_signal is not None:
+        after = "" if result.steps is None else f" after step {result.steps}"
+        then = f"resume with: {result.resume}" if result.resume else "without a store it cannot be resumed"
+        print_diagnostic(f"run {result.run_id} interrupted{after}; {then}")
+        return 128 + stop_signal
     if result.status != "done":
         print_diagnostic(_format_status(result))
         if result.unpark:

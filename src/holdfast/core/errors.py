@@ -245,6 +245,11 @@ class Shutdown(RunInterrupted):
     What to do: Nothing: another worker, or the next start of this one, resumes the run.
     """
 
+    def __init__(self, message: str = "", *, step: int | None = None) -> None:
+        super().__init__(message)
+        #: The last finished step, if this process executed the run.
+        self.step = step
+
 
 class MissingDefinition(RunInterrupted):
     """This process lacks a tool, a phase or the agent of a saved run. The run is left to a process that has it.

@@ -205,7 +205,7 @@ def resume(
 
     with listener:
         result = asyncio.run(run_app(app, listener, work, on_force_quit=on_force_quit))
-    sys.exit(print_result(result, as_json_text=as_json))
+    sys.exit(print_result(result, as_json_text=as_json, stop_signal=listener.stop_signal))
 
 
 def _get_run_argument(code: str, run: str) -> str:

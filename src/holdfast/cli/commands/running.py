@@ -158,7 +158,7 @@ def run(
     with listener:
         listener.print_status(f"run {run_id} of {name}", "bold")
         result = asyncio.run(run_app(app, listener, work, on_force_quit=on_force_quit))
-    sys.exit(print_result(result, as_json_text=as_json))
+    sys.exit(print_result(result, as_json_text=as_json, stop_signal=listener.stop_signal))
 
 
 async def _run_through_waits(

@@ -136,7 +136,8 @@ class Attempt:
 
     def stop_for_shutdown(self) -> None:
         """Stop the run within its step and leave it resumable."""
-        self.stop(Shutdown(f"run {self.info.run_id} was stopped for a shutdown within step {self.state.steps + 1}"))
+        step = self.state.steps
+        self.stop(Shutdown(f"run {self.info.run_id} was stopped for a shutdown within step {step + 1}", step=step))
 
     def on_supervisor_cancelled(self, cancel: asyncio.CancelledError) -> None:
         """Stop the run because the task that supervises it was cancelled.

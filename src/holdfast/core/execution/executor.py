@@ -21,7 +21,7 @@ from holdfast.core.execution.attempt import Attempt, OnCancel, Services, log
 from holdfast.core.execution.lifecycle import StoredResult, execute, finalize, release_claim
 from holdfast.core.execution.native_loop import NATIVE_LOOP
 from holdfast.core.execution.saving import IntentTimer
-from holdfast.core.execution.stop import Drain, install_signal_handlers
+from holdfast.core.execution.stop import Drain, ShutdownSignals
 from holdfast.core.log import RunLog
 from holdfast.core.metrics import RunMetrics
 from holdfast.core.ports import Closeable, Ports, Resumption
@@ -301,7 +301,7 @@ class Executor:
 
     def shutdown_on_signals(self, timeout: timedelta | None = None) -> None:
         """Shut down on SIGTERM and SIGINT. A second signal has the effect it had before this call."""
-        install_signal_handlers(functools.partial(self.shutdown, timeout))
+        ShutdownSignals(functools.partial(self.shutdown, timeout))
 
 
 async def _wait_for_task(task: "asyncio.Task[Any]", attempt: Attempt) -> asyncio.CancelledError | None:

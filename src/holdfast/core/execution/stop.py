@@ -109,7 +109,8 @@ class StopState:
         if self.error is not None and self.is_stopped:
             raise self.error
         if self.draining:
-            raise Shutdown(f"run {self._run_id} stopped for a shutdown after step {self._state.steps}")
+            step = self._state.steps
+            raise Shutdown(f"run {self._run_id} stopped for a shutdown after step {step}", step=step)
 
     def get_error(self, task: "asyncio.Task[Any]") -> BaseException | None:
         """Return the error that the attempt ends with, once its task is done; `None` if it succeeded.
@@ -182,29 +183,33 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _shutdown_tasks: set[asyncio.Task[Any]] = set()
 
 
-def install_signal_handlers(shutdown: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """Start `shutdown` on SIGTERM or SIGINT. A second signal has the effect it had before this call.
+class ShutdownSignals:
+    """Starts a shutdown on SIGTERM or SIGINT. A second signal has the effect it had before."""
 
-    Returns a function that removes the handlers.
-    """
-    loop = asyncio.get_running_loop()
-    # An ignored signal stays ignored: a shell starts background processes with SIGINT ignored.
-    before = {number: handler for number in _SIGNALS if (handler := signal.getsignal(number)) is not signal.SIG_IGN}
+    def __init__(self, shutdown: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Handle the signals from now on, in the running event loop."""
+        self._shutdown, self._loop = shutdown, asyncio.get_running_loop()
+        #: The first signal.
+        self.received: int | None = None
+        # An ignored signal stays ignored: a shell starts background processes with SIGINT ignored.
+        self._before = {
+            number: handler for number in _SIGNALS if (handler := signal.getsignal(number)) is not signal.SIG_IGN
+        }
+        for number in self._before:
+            self._loop.add_signal_handler(number, self._start, number)
 
-    def remove() -> None:
-        for number, handler in before.items():
-            if loop.remove_signal_handler(number):
+    def remove(self) -> None:
+        """Handle no further signals. May be called again."""
+        for number, handler in self._before.items():
+            if self._loop.remove_signal_handler(number):
                 signal.signal(number, handler)
 
-    def start() -> None:
-        remove()
-        task = loop.create_task(shutdown())
+    def _start(self, number: int) -> None:
+        self.received = number
+        self.remove()
+        task = self._loop.create_task(self._shutdown())
         _shutdown_tasks.add(task)
         task.add_done_callback(_shutdown_tasks.discard)
-
-    for number in before:
-        loop.add_signal_handler(number, start)
-    return remove
 
 
 def can_install_handlers() -> bool:
