@@ -54,6 +54,7 @@ class StoreCheckpointer:
         self._claims, self._info, self._recent = claims, info, recent
         self._store, self._settings, self._clock = claims.store, claims.settings, claims.clock
         self._interval_s = self._settings.save_interval.total_seconds()
+        self.owner: str = claims.worker_id
         #: `None` before the first save. Its token never changes.
         self.claim: Claim | None = None
         #: What the store holds.

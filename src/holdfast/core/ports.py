@@ -83,6 +83,11 @@ class Checkpointer(Protocol):
         ...
 
     @property
+    def owner(self) -> str:
+        """The worker that holds the claim, as the store records it. Empty without claims."""
+        ...
+
+    @property
     def proven_until(self) -> float:
         """The monotonic time until which the claim is known to hold. `math.inf` without claims."""
         ...
@@ -91,6 +96,7 @@ class Checkpointer(Protocol):
 class NullCheckpointer:
     """The checkpointer of a run without a store: every method succeeds and does nothing."""
 
+    owner: str = ""
     proven_until: float = math.inf
 
     async def save(self, state: RunState, *, force: bool = False) -> None:

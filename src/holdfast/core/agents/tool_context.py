@@ -12,7 +12,7 @@ import msgspec
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.core.errors import RunError
 from holdfast.core.run.info import RunInfo
-from holdfast.ids import make_token
+from holdfast.core.run.waiting import make_secret
 
 if TYPE_CHECKING:
     from holdfast.core.execution.step import StepContext
@@ -64,12 +64,14 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
     clock: Clock = SYSTEM_CLOCK
     #: For a tool that returns `Deferred`: its holder may complete the call. Unguessable.
     token: str = ""
+    #: Signs the token.
+    token_key: str = ""
 
     @property
     def completion_token(self) -> str:
-        """For a tool that returns `Deferred`: its holder may give the result with `App.complete_call`."""
+        """For a tool that returns `Deferred`: its holder may give the result with `App.complete_call`, also before."""
         if not self.token:  # made at the first use: hardly any call needs one
-            msgspec.structs.force_setattr(self, "token", make_token())
+            msgspec.structs.force_setattr(self, "token", make_secret(self.token_key, self.info.run_id, self.step))
         return f"{self.info.run_id}~{self.token}"
 
     def now(self) -> datetime:

@@ -160,6 +160,7 @@ class ToolCalls:
 
     def make_context(self, call_id: str, tool: str, arguments: Any, children: ChildRuns | None = None) -> ToolContext:
         """Return the context of a call of the current step."""
+        checkpointer = self._attempt.saver.checkpointer
         return ToolContext(
             info=self._attempt.info,
             step=self._state.steps + 1,
@@ -168,6 +169,7 @@ class ToolCalls:
             arguments=arguments,
             children=children,
             clock=self._attempt.services.clock,
+            token_key="" if checkpointer is None else checkpointer.owner,
         )
 
     def _find_wait(self, request: CallRequest, context: ToolContext) -> WaitingCall | None:

@@ -23,6 +23,7 @@ from holdfast.core.run.waiting import (
     WaitKind,
     format_denial,
     hash_token,
+    make_result_topic,
 )
 
 
@@ -138,12 +139,14 @@ class Waits:
     def add_deferred(self, context: ToolContext, deferred: Deferred) -> WaitingCall:
         """Record that a call waits for a result from outside."""
         expires_at = None if deferred.expires_in is None else self._attempt.services.clock.now() + deferred.expires_in
+        token_hash = hash_token(context.token)
         return self.add(
             context,
             "result",
+            topic=make_result_topic(token_hash) if token_hash else "",
             reason=deferred.reason,
             expires_at=expires_at,
-            token_hash=hash_token(context.token),
+            token_hash=token_hash,
             metadata=deferred.metadata,
         )
 

@@ -1,6 +1,7 @@
 """Calls that wait: for approvals, answers, times, signals, results and children; and what ends each wait."""
 
 import hashlib
+import hmac
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
@@ -8,6 +9,7 @@ import msgspec
 
 from holdfast.core.errors import RunError
 from holdfast.core.json_value import to_json_value
+from holdfast.ids import make_token
 
 
 class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,8 +76,37 @@ class Value(msgspec.Struct, frozen=True):
 
 Answer = Approve | Deny | Value
 
-#: Characters of the secret of a completion token. A shorter one is refused.
+#: Characters of the secret of a completion token, at least. A shorter one is refused.
 TOKEN_LENGTH = 32
+
+
+def make_secret(key: str, run_id: str, step: int) -> str:
+    """Return the secret of a completion token: random, with its step and a signature.
+
+    The signature shows that a process which executes the run has made it, before the store knows that the call waits.
+
+    Args:
+        key: the worker that executes the run.
+    """
+    secret = f"{step}.{make_token()}"
+    return f"{secret}.{_sign(key, run_id, secret)}"
+
+
+def read_signed_step(key: str, run_id: str, secret: str) -> int | None:
+    """Return the step for which the worker `key` made the secret; `None` if it did not make it."""
+    signed, _, signature = secret.rpartition(".")
+    if not signed or not secret.isascii() or not hmac.compare_digest(_sign(key, run_id, signed), signature):
+        return None
+    return int(signed.partition(".")[0])
+
+
+def _sign(key: str, run_id: str, secret: str) -> str:
+    return hmac.new(key.encode(), f"{run_id}~{secret}".encode(errors="replace"), hashlib.sha256).hexdigest()[:32]
+
+
+def make_result_topic(token_hash: str) -> str:
+    """Return the topic of the result of a call with a completion token. Known before the call waits."""
+    return f"answer:{token_hash}"
 
 
 def hash_token(secret: str) -> str:

@@ -17,7 +17,18 @@ from holdfast.clock import Clock
 from holdfast.core.errors import DefinitionError, PayloadError
 from holdfast.core.json_value import JsonValue, to_json_value
 from holdfast.core.run.mail import CHILD_TOPIC, MESSAGE_TOPIC, encode_message
-from holdfast.core.run.waiting import TOKEN_LENGTH, Answer, Approve, Decision, Deny, Value, WaitingCall, hash_token
+from holdfast.core.run.waiting import (
+    TOKEN_LENGTH,
+    Answer,
+    Approve,
+    Decision,
+    Deny,
+    Value,
+    WaitingCall,
+    hash_token,
+    make_result_topic,
+    read_signed_step,
+)
 from holdfast.ids import make_id
 
 #: The largest body of a message, a signal or an answer.
@@ -46,7 +57,7 @@ class AlreadyAnswered(CheckpointError):
         if decision is not None:
             at = f" at {decision.at:%Y-%m-%d %H:%M:%S} UTC" if decision.at is not None else ""
             first = f"{decision.by or 'another caller'} answered first ({decision.kind}){at}"
-        super().__init__(f"run {run_id}: call {call_id} was answered already: {first}")
+        super().__init__(f"run {run_id}: {f'call {call_id}' if call_id else 'the call'} was answered already: {first}")
         self.run_id = run_id
         self.call_id = call_id
         self.decision = decision
@@ -89,23 +100,33 @@ class Mailer:
         _check_answer(call, answer)
         if digest is not None and digest != call.digest:
             raise CheckpointError(f"run {run_id}: the arguments of call {call_id} are not the ones that were shown")
-        await self._post_decision(call, answer.to_decision(by, via))
+        await self._post_decision(run_id, call_id, call.topic, answer.to_decision(by, via))
 
     async def complete_call(self, token: str, result: Any) -> str:
-        """Give the result of a call whose tool returned `Deferred`. Return the id of its run.
+        """Give the result of a call whose tool returns `Deferred`, or has returned it. Return the id of its run.
 
         Raises:
             NotWaiting: the token is not valid, or the wait is over. AlreadyAnswered: there is a result already.
         """
         run_id, _, secret = token.rpartition("~") if isinstance(token, str) else ("", "", "")
-        record = await self._get_record(run_id)
-        calls = [] if record is None or len(secret) < TOKEN_LENGTH else _read_record_waits(record)
-        for call in calls:
+        record = None if len(secret) < TOKEN_LENGTH else await self._get_record(run_id)
+        if record is None or not self._is_result_wanted(record, secret):
+            raise NotWaiting("no call waits for this token: it is not valid, or the call has its result")
+        topic = make_result_topic(hash_token(secret))
+        await self._post_decision(run_id, "", topic, Value(result).to_decision("", "token"))
+        return run_id
+
+    def _is_result_wanted(self, record: RunRecord, secret: str) -> bool:
+        """Whether the call of this token waits, or its tool is being called now, so that it may wait later."""
+        progress = decode(record.progress, Progress)
+        for call in progress.calls.waits.values():
             if call.token_hash and hmac.compare_digest(call.token_hash, hash_token(secret)):
                 _check_expiry(call, self._clock.now())
-                await self._post_decision(call, Value(result).to_decision("", "token"))
-                return run_id
-        raise NotWaiting("no call waits for this token: it is not valid, or the call has its result")
+                return call.decision is None
+        if record.status is not RunStatus.RUNNING or record.owner is None:
+            return False
+        step = read_signed_step(record.owner, record.run_id, secret)
+        return step is not None and step > progress.steps
 
     async def list_pending(
         self,
@@ -157,13 +178,13 @@ class Mailer:
         except CheckpointError:
             return None
 
-    async def _post_decision(self, call: WaitingCall, decision: Decision) -> None:
+    async def _post_decision(self, run_id: str, call_id: str, topic: str, decision: Decision) -> None:
         body = check_size(msgspec.json.encode(decision))
-        receipt = await self._store.post(call.run_id, Mail(mail_id=call.topic, topic=call.topic, body=body))
+        receipt = await self._store.post(run_id, Mail(mail_id=topic, topic=topic, body=body))
         # Also for a second answer: the process that gave the first may have died before this.
-        await self._wake_parents(call.run_id)
+        await self._wake_parents(run_id)
         if not receipt.is_new:
-            raise AlreadyAnswered(call.run_id, call.call_id, _read_first(receipt))
+            raise AlreadyAnswered(run_id, call_id, _read_first(receipt))
 
     async def _post(self, run_id: str, topic: str, body: bytes, mail_id: str | None) -> str:
         if mail_id is not None:

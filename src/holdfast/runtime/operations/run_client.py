@@ -346,7 +346,9 @@ class RunClient:
         await self._host.on_posted(run_id)
 
     async def complete_call(self, token: str, result: Any) -> None:
-        """Give the result of a call whose tool returned `Deferred`. The token is `current_call().completion_token`.
+        """Give the result of a call whose tool returns `Deferred`. The token is `current_call().completion_token`.
+
+        The result may come before the tool has returned.
 
         Raises:
             NotWaiting: the token is not valid, or the wait is over. AlreadyAnswered: there is a result already.
