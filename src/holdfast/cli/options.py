@@ -171,6 +171,11 @@ CallArgument = Annotated[
 
 ByOption = Annotated[str, typer.Option("--by", metavar="NAME", help="Who decided, for the record.")]
 
+DigestOption = Annotated[
+    str | None,
+    typer.Option("--digest", metavar="HEX", help="Of the call that you saw (pending --json): no other is answered."),
+]
+
 MailIdOption = Annotated[
     str | None, typer.Option("--id", metavar="ID", help="An id of your own. Sending it again changes nothing.")
 ]

@@ -218,7 +218,11 @@ class AsyncClient:
         return (await self._requests.post(f"{_make_path(run_id)}/signals", body, MailReference, repeat=True)).id
 
     async def answer(self, run_id: str, call_id: str, answer: Answer, *, digest: str | None = None) -> None:
-        """Answer a call that waits for a person. The server records who it was."""
+        """Answer a call that waits for a person. The server records who it was.
+
+        Args:
+            digest: of the call that the person saw. An answer for another one is refused.
+        """
         await self._requests.post(f"{_make_path(run_id)}/answers", _make_answer(call_id, answer, digest), RunReference)
 
     async def cancel(self, run_id: str) -> None:

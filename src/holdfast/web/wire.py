@@ -77,7 +77,7 @@ class _AnswerBody(_Body, frozen=True, kw_only=True, tag_field="kind"):
     """The answer to a call that waits."""
 
     call_id: str
-    #: Digest of the arguments that the person saw: an answer for others is refused.
+    #: Digest of the call that the person saw: an answer for another one is refused.
     digest: str | None = None
 
 

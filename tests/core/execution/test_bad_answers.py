@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from tests.core.execution.both_loops import Batch, Waiter
 from tests.probe_store import ProbeStore
+from tests.scripted_model import ScriptedModel, call, tool_reply
 
-from holdfast import App, Approve, RunWaiting, Value
-from holdfast.checkpoint.errors import CheckpointError, RunNotFound
+from holdfast import Agent, App, Approve, Deny, RunWaiting, Value, ask_person, tool
+from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.record import RunStatus
 from holdfast.checkpoint.store import END
 from holdfast.clock import SYSTEM_CLOCK
@@ -21,7 +22,7 @@ from holdfast.testing.manual_clock import ManualClock
 BATCH: Batch = [("1", "pay", {"amount": 200}), ("2", "ask_person", {"question": "Which?"}), ("3", "render", {})]
 LARGE = "x" * 5_000_000
 
-pytestmark = pytest.mark.parametrize("loop", ["native", "pydantic_ai"])
+loops = pytest.mark.parametrize("loop", ["native", "pydantic_ai"])
 
 
 async def refuse(app: App, error: type[HoldfastError], call_id: str, answer: Any, **options: Any) -> None:
@@ -29,6 +30,7 @@ async def refuse(app: App, error: type[HoldfastError], call_id: str, answer: Any
         await app.answer("r", call_id, answer, **options)
 
 
+@loops
 async def test_a_bad_answer_is_refused_and_a_good_one_is_still_possible(loop: str) -> None:
     waiter = Waiter(loop, BATCH)
     async with App([waiter.agent], MemoryStore(), worker=False) as app:
@@ -36,7 +38,7 @@ async def test_a_bad_answer_is_refused_and_a_good_one_is_still_possible(loop: st
             await app.run("a", "go", run_id="r")
         shown = {call.call_id: call for call in raised.value.calls}
         await refuse(app, NotWaiting, "9", Approve())
-        await refuse(app, CheckpointError, "1", Approve(), digest=shown["2"].digest)
+        await refuse(app, NotWaiting, "1", Approve(), digest=shown["2"].digest)
         await refuse(app, DefinitionError, "1", Value(1))
         await refuse(app, DefinitionError, "2", Approve())
         await refuse(app, DefinitionError, "1", True)
@@ -64,6 +66,7 @@ async def test_a_bad_answer_is_refused_and_a_good_one_is_still_possible(loop: st
     assert waiter.paid == [200]
 
 
+@loops
 async def test_an_answer_after_the_expiry_is_refused_and_the_calls_say_so(loop: str) -> None:
     clock = ManualClock()
     waiter = Waiter(loop, [BATCH[0], BATCH[2]], expires_in=timedelta(hours=1))
@@ -83,6 +86,7 @@ async def test_an_answer_after_the_expiry_is_refused_and_the_calls_say_so(loop: 
     assert waiter.paid == []
 
 
+@loops
 async def test_a_call_whose_answer_is_read_while_calls_are_listed_is_not_listed(loop: str) -> None:
     waiter, store, reads = Waiter(loop, BATCH[:1]), MemoryStore(), list[str]()
     async with App([waiter.agent], store, worker=False) as app:
@@ -99,3 +103,41 @@ async def test_a_call_whose_answer_is_read_while_calls_are_listed_is_not_listed(
         probe = ProbeStore(store, before=read_before)
         assert await Mailer(probe, clock=SYSTEM_CLOCK).list_pending() == []
     assert reads == ["get_record"]
+
+
+@loops
+async def test_a_late_answer_does_not_meet_a_later_call_with_the_same_id_and_arguments(loop: str) -> None:
+    pay = ("1", "pay", {"amount": 200})
+    waiter = Waiter(loop, [pay], [pay])
+    async with App([waiter.agent], MemoryStore(), worker=False) as app:
+        with pytest.raises(RunWaiting):
+            await app.run("a", "go", run_id="r")
+        [first] = await app.pending()
+        await app.answer("r", "1", Approve(), digest=first.digest)
+        with pytest.raises(RunWaiting):
+            await app.resume("r")
+        [second] = await app.pending()
+        assert (second.call_id, second.arguments) == (first.call_id, first.arguments)
+        await refuse(app, NotWaiting, "1", Approve(), digest=first.digest)
+        assert waiter.paid == [200]
+        await app.answer("r", "1", Approve(), digest=second.digest)
+        assert (await app.resume("r")).output == "done"
+    assert waiter.paid == [200, 200]
+
+
+async def test_a_late_denial_of_an_approval_does_not_meet_the_question_that_follows_it() -> None:
+    @tool(approval=True)
+    async def buy() -> Any:
+        return await ask_person.call({"question": "Which?"})
+
+    model = ScriptedModel(tool_reply(call("1", "buy")), "done")
+    async with App([Agent(name="a", model=model, tools=[buy])], MemoryStore(), worker=False) as app:
+        with pytest.raises(RunWaiting):
+            await app.run("a", "go", run_id="r")
+        [approval] = await app.pending()
+        await app.answer("r", "1", Approve(), digest=approval.digest)
+        with pytest.raises(RunWaiting, match="Which"):
+            await app.resume("r")
+        await refuse(app, NotWaiting, "1", Deny(), digest=approval.digest)
+        await app.answer("r", "1", Value("red"))
+        assert (await app.resume("r")).output == "done"

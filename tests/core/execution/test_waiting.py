@@ -27,7 +27,7 @@ from holdfast import (
     tool,
     wait_for,
 )
-from holdfast.checkpoint.errors import CheckpointError, RunEnded, RunNotFound
+from holdfast.checkpoint.errors import RunEnded, RunNotFound
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import RunStatus
 from holdfast.checkpoint.store import END, get_record
@@ -355,7 +355,7 @@ async def test_bad_answers_are_refused_and_nothing_is_consumed() -> None:
         ]:
             with pytest.raises(error):
                 await app.answer("r", call_id, answer)  # type: ignore[arg-type]
-        with pytest.raises(CheckpointError, match="not the ones that were shown"):
+        with pytest.raises(NotWaiting, match="waits no more"):
             await app.answer("r", "0", Approve(), digest="0" * 16)
         assert (await app.get("r")).status is RunStatus.WAITING
         await app.cancel("r")

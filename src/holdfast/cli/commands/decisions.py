@@ -9,6 +9,7 @@ from holdfast.cli.opening import open_client
 from holdfast.cli.options import (
     ByOption,
     CallArgument,
+    DigestOption,
     JsonOption,
     MailIdOption,
     RunArgument,
@@ -31,20 +32,21 @@ def answer(
         str, typer.Argument(metavar="VALUE", help="The result of the call: JSON, else text.", show_default=False)
     ],
     by: ByOption = "",
+    digest: DigestOption = None,
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Answer a question, or give the result of a call that waits for one from outside."""
-    asyncio.run(_answer(store, run, call, Value(parse_value(value)), by))
+    asyncio.run(_answer(store, run, call, Value(parse_value(value)), by, digest))
     if as_json:
         print_json({"run_id": run, "call_id": call, "decision": "value"})
     else:
         print(f"call {call} of run {run} is answered")
 
 
-async def _answer(store_url: str, run_id: str, call_id: str, value: Value, by: str) -> None:
+async def _answer(store_url: str, run_id: str, call_id: str, value: Value, by: str, digest: str | None) -> None:
     async with open_client(store_url) as client:
-        await client.answer(run_id, call_id, value, by=by, via="cli")
+        await client.answer(run_id, call_id, value, by=by, via="cli", digest=digest)
 
 
 def approve(
@@ -56,18 +58,21 @@ def approve(
     ] = None,
     comment: Annotated[str, typer.Option("--comment", metavar="TEXT", help="A comment for the record.")] = "",
     by: ByOption = "",
+    digest: DigestOption = None,
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Approve a call: the tool is called with the arguments that the model gave, or with edited ones."""
-    asyncio.run(_approve(store, run, call, parse_arguments(edits), comment, by))
+    asyncio.run(_approve(store, run, call, parse_arguments(edits), comment, by, digest))
     if as_json:
         print_json({"run_id": run, "call_id": call, "decision": "approve"})
     else:
         print(f"call {call} of run {run} is approved")
 
 
-async def _approve(store_url: str, run_id: str, call_id: str, edits: dict[str, Any], comment: str, by: str) -> None:
+async def _approve(
+    store_url: str, run_id: str, call_id: str, edits: dict[str, Any], comment: str, by: str, digest: str | None
+) -> None:
     async with open_client(store_url) as client:
         call = await client.find_call(run_id, call_id)
         arguments = None
@@ -76,7 +81,7 @@ async def _approve(store_url: str, run_id: str, call_id: str, edits: dict[str, A
                 raise CommandError(f"the arguments of call {call_id} are not a JSON object: --set cannot edit them")
             arguments = {**call.arguments, **edits}
         answer = Approve(arguments=arguments, comment=comment)
-        await client.answer(run_id, call_id, answer, by=by, via="cli", digest=call.digest)
+        await client.answer(run_id, call_id, answer, by=by, via="cli", digest=digest or call.digest)
 
 
 def deny(
@@ -84,20 +89,21 @@ def deny(
     call: CallArgument,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="The reason. The model reads it.")] = "",
     by: ByOption = "",
+    digest: DigestOption = None,
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Deny a call: the tool is not called, and the model reads the reason."""
-    asyncio.run(_deny(store, run, call, Deny(reason=reason), by))
+    asyncio.run(_deny(store, run, call, Deny(reason=reason), by, digest))
     if as_json:
         print_json({"run_id": run, "call_id": call, "decision": "deny"})
     else:
         print(f"call {call} of run {run} is denied")
 
 
-async def _deny(store_url: str, run_id: str, call_id: str, answer: Deny, by: str) -> None:
+async def _deny(store_url: str, run_id: str, call_id: str, answer: Deny, by: str, digest: str | None) -> None:
     async with open_client(store_url) as client:
-        await client.answer(run_id, call_id, answer, by=by, via="cli")
+        await client.answer(run_id, call_id, answer, by=by, via="cli", digest=digest)
 
 
 _MAX_ARGUMENTS_LENGTH = 1000

@@ -156,7 +156,7 @@ class WaitingCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     @property
     def id(self) -> str:
         """Tells this wait apart from all others of its run."""
-        return f"{self.step}:{self.call_id}"
+        return f"{self.step}:{self.kind}:{self.call_id}"
 
     @property
     def needs_answer(self) -> bool:
@@ -176,8 +176,11 @@ class WaitingCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     @property
     def digest(self) -> str:
-        """A digest of the arguments: what a person saw is what is called."""
-        return hashlib.sha256(msgspec.json.encode(self.arguments, order="sorted")).hexdigest()[:16]
+        """Names this wait and the arguments of the call: what a person saw is what is answered.
+
+        A later wait has another one, also if the model uses the id and the arguments of the call again.
+        """
+        return hashlib.sha256(msgspec.json.encode([self.id, self.arguments], order="sorted")).hexdigest()[:16]
 
 
 class Suspend(RunError):

@@ -93,13 +93,12 @@ class Mailer:
         """Answer a call that waits for a person. Each call is answered once, whichever process was first.
 
         Raises:
-            NotWaiting: no such call waits. AlreadyAnswered: another answer was first.
-            CheckpointError: the arguments are not those of `digest`.
+            NotWaiting: no such call waits, or `digest` is of another one. AlreadyAnswered: another answer was first.
         """
         call = await self.find_call(run_id, call_id)
         _check_answer(call, answer)
         if digest is not None and digest != call.digest:
-            raise CheckpointError(f"run {run_id}: the arguments of call {call_id} are not the ones that were shown")
+            raise NotWaiting(f"run {run_id}: the call {call_id} that was shown waits no more: this one is another")
         await self._post_decision(run_id, call_id, call.topic, answer.to_decision(by, via))
 
     async def complete_call(self, token: str, result: Any) -> str:

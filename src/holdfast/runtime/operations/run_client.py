@@ -336,11 +336,11 @@ class RunClient:
             answer: `Approve` (with other arguments, if given), `Deny` (the model reads the reason) or `Value`.
             by: who decided.
             via: where, such as `slack`.
-            digest: of the arguments that the person saw. Others are refused.
+            digest: `WaitingCall.digest` of the call that the person saw. Give it: the model may use the id again, and
+                an answer that comes late would be for a later call.
 
         Raises:
-            NotWaiting: no such call waits. AlreadyAnswered: another answer was first.
-            CheckpointError: the arguments are not those of `digest`.
+            NotWaiting: no such call waits, or `digest` is of another one. AlreadyAnswered: another answer was first.
         """
         await self._stored.mailer.answer(run_id, call_id, answer, by=by, via=via, digest=digest)
         await self._host.on_posted(run_id)

@@ -56,7 +56,7 @@ class CallRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     run_id: str = ""
     kind: WaitKind | None = None
     reason: str = ""
-    #: Digest of the arguments. An answer that names it is for these arguments.
+    #: Names this wait and the arguments. An answer that names it is for no other.
     digest: str = ""
     #: Who may decide: a label that the host checks.
     audience: str = ""
