@@ -92,7 +92,7 @@ class CheckpointStore(Protocol):
         ...
 
     async def delete(self, run_id: str) -> None:
-        """Forget the run: it is done, failed or cancelled. A missing one is fine."""
+        """Delete the checkpoint: the run is done, failed or cancelled. A missing one is not an error."""
         ...
 
     async def list_interrupted(self) -> Sequence[RunCheckpoint]:
@@ -101,7 +101,7 @@ class CheckpointStore(Protocol):
 
 
 class MemoryCheckpointStore:
-    """Keeps checkpoints until the process ends: they do not survive the restart that they exist for."""
+    """Keeps checkpoints until the process ends, so it does not survive a restart. For tests."""
 
     def __init__(self) -> None:
         self._checkpoints: dict[str, RunCheckpoint] = {}

@@ -65,7 +65,7 @@ class StoreCheckpointer:
         self._progressed = False
         #: Known if the run was resumed.
         self._created_at: datetime | None = None
-        #: When the last write was sent, and until when a write that succeeded proves the claim.
+        #: When the last write was sent, and when the proof of the claim by a successful write expires.
         self._sent_at = 0.0
         self.proven_until: float = math.inf
         self._is_writing = False
@@ -73,7 +73,7 @@ class StoreCheckpointer:
         self._write_ended: asyncio.Future[None] | None = None
         self._closed = False
         self._latest_state: RunState | None = None
-        #: Until then a save is deferred, the newest deferred state, and the timer of its write.
+        #: The time until which saves are deferred, the newest deferred state, and the timer of its write.
         self._deferred_until = -math.inf
         self._deferred: RunState | None = None
         self._timer: Timer | None = None
@@ -268,7 +268,7 @@ class StoreCheckpointer:
     async def complete(self, output: Any, usage: Usage) -> bool:
         """Record success. The run and its result are kept for their retention.
 
-        Returns False if a message has arrived that the run has not read: it is left to be resumed, and reads it.
+        Returns False if a message has arrived that the run has not read: a worker resumes the run, which reads it.
         """
         return await self._finish(end_done(output, usage, self._info, self._settings.retention))
 
@@ -280,9 +280,9 @@ class StoreCheckpointer:
         await self._finish(end_failed(error, self._current_usage(), self._info, self._settings.retention))
 
     async def leave(self, leaving: Leave) -> bool:
-        """End the attempt of a run that has not ended. An interrupted one is a strike only if no step was finished.
+        """End the attempt of a run that has not ended. An interruption after a finished step is not a strike.
 
-        Returns False if the mail that the run would wait for has arrived: it is left to be resumed at once.
+        Returns False if the mail that the run would wait for has arrived: a worker resumes the run immediately.
         """
         has_ended = await self._finish(end_left(leaving, self.claim, self._clock.now(), progressed=self._progressed))
         if leaving.end is AttemptEnd.WAITING:
@@ -329,7 +329,7 @@ class StoreCheckpointer:
             return
         try:
             await self.save(state, force=True)
-        except Exception as exc:  # end the claim all the same
+        except Exception as exc:  # end the claim anyway
             log.warning("run %s: the progress since its last save is lost: %s", self._info.run_id, exc)
 
     async def retry_release(self) -> None:
@@ -371,7 +371,7 @@ class StoreCheckpointer:
             return None
         try:
             delta = Delta(self._watermark, self._latest_state, self._info, now, attempts)
-        except Exception as exc:  # an adapter's codec may raise anything; release the claim all the same
+        except Exception as exc:  # an adapter's codec may raise anything; release the claim anyway
             log.warning("run %s: the progress since its last save is lost: %s", self._info.run_id, exc)
             return None
         limit = self._settings.max_transcript_bytes

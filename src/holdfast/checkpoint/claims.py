@@ -40,7 +40,7 @@ _MAX_BACKOFF = timedelta(seconds=2)
 
 
 class ClaimUse:
-    """A time in which a worker stays registered. As a context manager it ends with the block."""
+    """A period in which a worker stays registered. As a context manager it ends with the block."""
 
     def __init__(self, claims: "Claims") -> None:
         self._claims = claims
@@ -90,10 +90,10 @@ class Claims:
         """Keep the worker registered until the use ends, which claims runs and releases them or hands them over.
 
         Raises:
-            StoreClosed: the worker is leaving.
+            StoreClosed: the worker is being deregistered.
         """
         if self._is_closing and not self._uses:
-            raise StoreClosed("this process takes no more runs: its App closes")
+            raise StoreClosed("this process takes no more runs: its App is closing")
         return ClaimUse(self)
 
     def enter(self) -> None:
@@ -175,7 +175,7 @@ class Claims:
     async def retry_pending_releases(self) -> None:
         """Repeat the releases that failed. Until they succeed, this live worker owns runs that it does not execute.
 
-        A retry outlives its caller, and there is one at a time: half of a cancelled tree would be left to recovery.
+        A retry outlives its caller: otherwise recovery would take half of a cancelled tree. There is one at a time.
         """
         if self._retry is None or self._retry.done():
             self._retry = run_in_background(self._retry_each())
@@ -276,7 +276,7 @@ async def cancel_run(claims: Claims, run_id: str) -> None:
 async def cancel_children(claims: Claims, run_id: str, *, continues: bool = False) -> None:
     """Cancel the unfinished children of a run that the caller has claimed and will cancel next, or that continues.
 
-    Recovery leaves them alone meanwhile, because their parent is not terminal. If this process dies half-way, the
+    Recovery leaves them alone meanwhile, because their parent is not terminal. If this process dies midway, the
     recorded cancel request makes the next owner cancel the run.
     """
     children = [child async for child in iter_runs(claims.store, RunFilter(parent_run_id=run_id))]

@@ -149,7 +149,7 @@ class JournalReader:
         self.results: dict[str, tuple[int, Any]] = {}
         self.phases: list[PhaseOutput] = []
         self.outcome: Outcome | None = None
-        #: The turns that have ended, and the present one.
+        #: The turns that have ended, and the current one.
         self.turns: list[TurnRecord] = []
         self.input: TurnInput | None = None
         self._turn_index = 0

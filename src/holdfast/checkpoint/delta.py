@@ -77,7 +77,7 @@ class TurnDelta:
 
 
 def _keep_recent(first_seqs: dict[str, int]) -> dict[str, int]:
-    """Return the ids of the newest turns: `RECENT_TURNS`, and the present one."""
+    """Return the ids of the newest turns: `RECENT_TURNS`, and the current one."""
     kept = set(sorted(set(first_seqs.values()))[-RECENT_TURNS - 1 :])
     return {turn_id: seq for turn_id, seq in first_seqs.items() if seq in kept}
 

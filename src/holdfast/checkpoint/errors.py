@@ -14,21 +14,21 @@ class CheckpointError(HoldfastError):
 class StoreError(CheckpointError):
     """The store could not do the operation. Earlier acknowledged writes are safe.
 
-    What to do: Act on the message, such as a wrong URL or the driver's error. The same call may then be made again.
+    What to do: Act on the message, such as a wrong URL or the driver's error. The call can then be retried.
     """
 
 
 class StoreUnavailable(StoreError):
     """The store did not answer: a lost connection, or a locked file.
 
-    What to do: Make the call again later.
+    What to do: Retry the call later.
     """
 
 
 class StoreFull(StoreError):
     """The store has no space left. Saved data is safe.
 
-    What to do: Free space, then make the call again.
+    What to do: Free space, then retry the call.
     """
 
 
@@ -42,7 +42,7 @@ class StorePermissionError(StoreError):
 class StoreReplaced(StoreError):
     """The file of the store was deleted, moved or replaced while it was open. Nothing was written.
 
-    What the store acknowledged in the last second before may be in the old file only.
+    Writes acknowledged in the last second before that may be in the old file only.
 
     What to do: Put the old file back, with its `-wal` and `-shm`, or restart every process that uses the store.
     """
@@ -92,7 +92,7 @@ class ClaimLost(StoreError, RunLost):
 
     def __init__(self, run_id: str, held: int, current: int | None) -> None:
         now = "the run is removed or terminal" if current is None else f"it was superseded by {current}"
-        super().__init__(f"run {run_id}: claim {held} is not valid any more, {now}")
+        super().__init__(f"run {run_id}: claim {held} is no longer valid: {now}")
         self.run_id = run_id
         self.held = held
         self.current = current
@@ -111,7 +111,7 @@ class RunBusy(CheckpointError):
 
 
 class RunExists(CheckpointError, RunError):
-    """A run with this id is in the store already.
+    """The store already has a run with this id.
 
     What to do: Use another id, or attach to the run with `App.run` or `App.result`.
     """
@@ -119,14 +119,14 @@ class RunExists(CheckpointError, RunError):
     def __init__(
         self, run_id: str, advice: str = "choose another id, or resume that run", *, begin: bytes | None = None
     ) -> None:
-        super().__init__(f"run {run_id} exists already: {advice}")
+        super().__init__(f"run {run_id} already exists: {advice}")
         self.run_id = run_id
         #: Its first entry, if the run was to be created with a connection of the user: it may not be committed yet.
         self.begin = begin
 
 
 class RunConflict(CheckpointError):
-    """A run with this id is in the store, and it has another agent, prompt or inputs.
+    """The store already has a run with this id, with another agent, prompt or inputs.
 
     What to do: Use another run id, or repeat the call with the agent, prompt and inputs of the first one.
     """
@@ -166,7 +166,7 @@ class RunNotClaimable(CheckpointError):
 
 
 class LimitReached(RunNotClaimable):
-    """A concurrency limit is reached: as many runs of the agent, or with the key, execute as it allows.
+    """A concurrency limit is reached: no further run of this agent, or with this key, may execute now.
 
     What to do: Wait until one of them ends or waits, or raise the limit with `holdfast limits set`.
     """

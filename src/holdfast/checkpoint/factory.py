@@ -55,7 +55,7 @@ class StoreCheckpoints:
         self._claims: Claims | None = None if store is None else Claims(store, self.settings, self._clock)
         #: Workers of earlier opens that may still be registered.
         self._left_workers: set[str] = set()
-        #: By run id: releases of children whose caller was cancelled while they were being claimed.
+        #: Releases of children whose caller was cancelled while they were being claimed, by run id.
         self._child_releases: dict[str, asyncio.Task[None]] = {}
         self._recent = RecentConversations()
         self._open_lock = asyncio.Lock()
@@ -226,7 +226,7 @@ class StoreCheckpoints:
             self._child_releases.pop(run_id, None)
 
     async def _wait_for_pending_release(self, run_id: str) -> None:
-        """Wait until no cancelled `attach_child` can claim or release this run any more."""
+        """Wait until no cancelled `attach_child` can still claim or release this run."""
         if (release := self._child_releases.get(run_id)) is not None:
             await asyncio.wait([release])
 

@@ -87,7 +87,7 @@ def end_left(leaving: Leave, claim: Claim | None, now: datetime, *, progressed: 
     if leaving.strike:
         delay = max(delay, backoff(strikes))
     if leaving.wake_at is not None:
-        # The clock of the store may be ahead: the run would be resumed too early, and again at once.
+        # The clock of the store may be ahead: the run would be resumed too early, again and again.
         delay = max(timedelta(0), leaving.wake_at - now)
     return Ending(
         status=status,

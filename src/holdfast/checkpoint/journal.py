@@ -22,7 +22,7 @@ class EntryKind(StrEnum):
     ADOPT = "adopt"
     #: A step is finished: the progress and the time.
     STEP = "step"
-    #: A phase is finished, with its output. The conversation starts anew.
+    #: A phase is finished, with its output. A new conversation begins.
     PHASE = "phase"
     #: The outcome of the run: its output, or its error.
     OUTCOME = "outcome"

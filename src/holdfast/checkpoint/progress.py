@@ -52,8 +52,8 @@ class AttemptLog(msgspec.Struct, frozen=True, kw_only=True):
     def begin(cls, worker_id: str, now: datetime, earlier: Sequence[AttemptRecord] = ()) -> "AttemptLog":
         """Begin an attempt. Its first save records it.
 
-        If there are too many, one that waited is dropped first: a run may wait a thousand times, and its crashes are
-        of interest.
+        If there are too many, one that ended by waiting is dropped first: a run may wait a thousand times, and crashes
+        matter more.
         """
         kept = list(earlier)
         number = kept[-1].number + 1 if kept else 1
@@ -109,8 +109,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     faults: Faults = NO_FAULTS
     port_data: dict[str, Any] = {}
     loop_data: Any = None
-    #: Of a conversation: the number of turns that have ended, the current turn, and by message id the first entry of
-    #: the newest turns.
+    #: Only in conversations: the number of turns that have ended, the current turn, and the first entry of each of the
+    #: newest turns, by message id.
     turns: int = 0
     turn: TurnInput | None = None
     recent_turns: dict[str, int] = {}

@@ -23,7 +23,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
 
     #: Whether this call added the mail. Otherwise the run had mail with this id before.
     is_new: bool
-    #: The mail that the store has under this id: of the call that was first.
+    #: The mail that the store has under this id, from the first call that posted it.
     mail: Mail
     #: Whether the run has consumed it.
     consumed: bool = False
@@ -60,7 +60,7 @@ class RunRecord(RunIndex, frozen=True, kw_only=True):
     owner: str | None
     #: Whether that worker is known to be alive. False when the run is not `RUNNING`.
     owner_alive: bool
-    #: Of the newest claim; zero if there was none.
+    #: The fencing token of the newest claim; zero if there was none.
     token: int
     #: Claims in a row that ended without a finished step.
     strikes: int
@@ -108,7 +108,7 @@ class StoredRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which runs a listing gives. Fields that are set all have to fit."""
+    """Which runs a listing returns. A run has to match every field that is set."""
 
     #: Only runs for which `RunRecord.is_interrupted` holds.
     interrupted: bool = False
@@ -126,7 +126,7 @@ class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
     created_before: datetime | None = None
 
     def matches(self, record: RunRecord) -> bool:
-        """Return whether the record fits every field that is set."""
+        """Return whether the record matches every field that is set."""
         return (
             (record.is_interrupted or not self.interrupted)
             and (self.statuses is None or record.status in self.statuses)
@@ -144,7 +144,7 @@ class RunPage(msgspec.Struct, frozen=True, kw_only=True):
     """Part of a listing."""
 
     records: Sequence[RunRecord]
-    #: Give this to get the next page. `None`: there are no further runs.
+    #: Pass this to get the next page. `None`: there are no further runs.
     cursor: str | None = None
 
 

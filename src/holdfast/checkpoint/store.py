@@ -28,7 +28,7 @@ from holdfast.db.tables import Tables
 Durability = Literal["full", "process"]
 
 
-#: For `create(connection=...)` on a store that has no transactions of its users.
+#: For `create(connection=...)` on a store that cannot take part in a transaction of the user.
 NO_TRANSACTIONS = "submit(connection=...) needs a store on PostgreSQL: leave out `connection`"
 
 #: Larger than any `seq`: a load after it reads no entry.
@@ -70,8 +70,8 @@ class RunStore(Protocol):
     """Durable memory of runs. Safe to share between the tasks of one event loop.
 
     No need to inherit: any object with these methods is a store. The suite in `holdfast.testing` is this contract
-    as tests; a store is finished when it passes. Every method may raise `StoreError` or a kind of it: then
-    nothing was changed, what was acknowledged before is safe, and the same call may be made again.
+    as tests; a store is finished when it passes. Every method may raise `StoreError` or a subclass of it: then
+    nothing was changed, earlier acknowledged writes are safe, and the call can be retried.
     """
 
     #: Whether runs outlive the process. A store that says so passes the multi-process part of the suite.
@@ -86,7 +86,7 @@ class RunStore(Protocol):
         ...
 
     async def close(self) -> None:
-        """Finish the writes under way, then close. May be called again. Nothing is written afterwards."""
+        """Finish the writes in progress, then close. May be called more than once. Nothing is written afterwards."""
         ...
 
     def tables(self) -> Tables:
@@ -118,12 +118,12 @@ class RunStore(Protocol):
         If a concurrency limit of the run is reached, it is queued although there is a `worker_id`, and `None` returned.
 
         Args:
-            connection: of the user to the store's database. The run is queued, and exists if and only if the
+            connection: the user's connection to the store's database. The run is queued, and exists if and only if the
                 transaction of the connection commits.
 
         Raises:
             RunExists: there is one with this id, in whatever status. Nothing was changed.
-            DefinitionError: the connection cannot be used, or this store has no transactions of its users.
+            DefinitionError: the connection cannot be used, or this store cannot take part in a transaction of the user.
         """
         ...
 
@@ -188,7 +188,7 @@ class RunStore(Protocol):
         cursor: str | None = None,
         oldest_first: bool = False,
     ) -> RunPage:
-        """Return up to `limit` records that fit, newest first by creation. Never reads journals.
+        """Return up to `limit` records that match, newest first by creation. Never reads journals.
 
         Args:
             cursor: of the page before, in the same order. Pages that follow each other repeat no run, and leave none
@@ -295,7 +295,7 @@ class RunStore(Protocol):
     # -- drafts -------------------------------------------------------------------------------------------------
 
     async def put_draft(self, claim: Claim, draft: bytes | None) -> None:
-        """Keep the draft of the reply under way instead of the one before; `None` drops it.
+        """Keep the draft of the reply in progress, in place of the one before; `None` drops it.
 
         For watchers: outside the journal, not synced, and lost with the process or the server. Ignored if the claim is
         not the run's newest, or the run is not running or gone. Never delays the writes of runs.
@@ -332,7 +332,7 @@ async def get_record(store: RunStore, run_id: str) -> RunRecord:
 async def iter_runs(
     store: RunStore, filter: RunFilter | None = None, *, page_size: int = 500
 ) -> AsyncIterator[RunRecord]:
-    """Stream the records that fit, oldest first. Never reads journals.
+    """Stream the records that match, oldest first. Never reads journals.
 
     A slow reader holds no transaction between two pages.
     """

@@ -116,7 +116,7 @@ class WorkerHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
     worker: WorkerIdentity
     #: Whether the runs it holds are left to it.
     alive: bool
-    #: Its last heartbeat. A worker on this host may be known to be dead although it was a moment ago.
+    #: Its last heartbeat. A worker on this host may be known to be dead before its heartbeat is old.
     last_at: datetime
 
 
@@ -143,7 +143,7 @@ _BACKOFF = (timedelta(0), timedelta(0), timedelta(seconds=5), timedelta(seconds=
 def backoff(strikes: int) -> timedelta:
     """Return the time from a claim until recovery may take the run again, by its number of strikes.
 
-    The first death of an owner costs no wait: that is a deploy or a power cut. Further ones may be poison.
+    The first death of an owner causes no wait: it may be a deploy or a power cut. A run with more may be poison.
     """
     return _BACKOFF[min(strikes, len(_BACKOFF) - 1)]
 
@@ -158,7 +158,7 @@ class RunCount(msgspec.Struct, frozen=True, kw_only=True):
     agent_name: str
     status: RunStatus
     count: int
-    #: Of queued and interrupted runs: how many a worker may take now, and the last write of the oldest of them.
+    #: For queued and interrupted runs: how many a worker may take now, and the last write of the oldest of them.
     due: int = 0
     oldest: datetime | None = None
 
@@ -177,9 +177,9 @@ class CountedRow(NamedTuple):
 class Fleet(msgspec.Struct, frozen=True, kw_only=True):
     """The workers of a store, and how many runs it has."""
 
-    #: By id. A dead one is in the list until the store forgets it.
+    #: Ordered by id. A dead one is in the list until the store deletes it.
     workers: Sequence[WorkerHeartbeat]
-    #: By agent and status.
+    #: Ordered by agent and status.
     counts: Sequence[RunCount]
 
 
@@ -200,7 +200,7 @@ def merge_rows(rows: Iterable[CountedRow]) -> list[RunCount]:
 
 
 def measure_queues(counts: Iterable[RunCount], now: datetime) -> dict[str, tuple[int, float]]:
-    """Return by agent: the runs that wait for a worker, and how many seconds the oldest has waited."""
+    """Return for each agent the runs that wait for a worker, and how many seconds the oldest has waited."""
     queues: dict[str, tuple[int, float]] = {}
     for each in counts:
         due, age = queues.get(each.agent_name, (0, 0.0))
@@ -228,7 +228,7 @@ class LimitUsage(msgspec.Struct, frozen=True, kw_only=True):
     limit: ConcurrencyLimit
     #: Runs that count towards it: they are running, have a live owner, and no parent or are detached.
     running: int
-    #: Whether an App set it at its start. `set_limit` without `default` replaces it for good.
+    #: Whether an App set it at its start. `set_limit` without `default` replaces it permanently.
     is_default: bool
 
 

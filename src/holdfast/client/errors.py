@@ -21,7 +21,7 @@ from holdfast.web.wire import PROBLEM_TYPE, Problem
 class ServerUnavailable(StoreUnavailable):
     """The server did not answer, or cannot serve at present. The same call may succeed later.
 
-    What to do: Make the call again later. Calls with an id or an `Idempotency-Key` may be repeated safely.
+    What to do: Retry the call later. Calls with an id or an `Idempotency-Key` may be repeated safely.
     """
 
 

@@ -25,7 +25,7 @@ class RunAlreadyRunning(RunError):
     """
 
     def __init__(self, run_id: str) -> None:
-        super().__init__(f"run {run_id} is live in this process: await that one, or choose another id")
+        super().__init__(f"run {run_id} is already executing in this process: wait for it, or choose another id")
         self.run_id = run_id
 
 
@@ -46,7 +46,7 @@ class DefinitionError(RunError):
 class InvalidRunId(DefinitionError):
     """The run id cannot be used.
 
-    What to do: Use letters, digits and `. _ : -`, not too many of them.
+    What to do: Use 1 to 200 letters, digits or `. _ : -`.
     """
 
 
@@ -90,7 +90,7 @@ class StepsExceeded(BoundExceeded):
     """
 
     def __init__(self, run_id: str, bound: int) -> None:
-        super().__init__(f"run {run_id} took its {bound} steps without an answer: raise max_steps if it may")
+        super().__init__(f"run {run_id} took {bound} steps without an answer: raise max_steps to let it continue")
         self.run_id = run_id
         self.bound = bound
 
@@ -102,7 +102,7 @@ class RuntimeExceeded(BoundExceeded):
     """
 
     def __init__(self, run_id: str, bound: timedelta) -> None:
-        super().__init__(f"run {run_id} ran for its {bound} without an answer: raise max_runtime if it may")
+        super().__init__(f"run {run_id} ran for {bound} without an answer: raise max_runtime to let it continue")
         self.run_id = run_id
         self.bound = bound
 
@@ -124,11 +124,11 @@ class RepeatedToolCalls(BoundExceeded):
 class ToolFailed(RunError):
     """A tool with `on_error="raise"` raised an error, which is the cause of this one.
 
-    What to do: Read the cause, mend the tool, then `resume` the run.
+    What to do: Read the cause, fix the tool, then `resume` the run.
     """
 
     def __init__(self, tool: str, error: BaseException) -> None:
-        super().__init__(f"tool {tool} failed and says that this ends the run: {format_error(error)}")
+        super().__init__(f"tool {tool} failed, and its on_error ends the run: {format_error(error)}")
         self.tool = tool
 
 
@@ -159,7 +159,7 @@ class ToolTimeout(RunError):
 class RunKilled(RunError):
     """A critic ended the run.
 
-    What to do: Read the reason, mend its cause, then `resume` the run.
+    What to do: Read the reason, fix its cause, then `resume` the run.
     """
 
 
@@ -173,14 +173,14 @@ class RunCancelled(RunError):
 class RunFailed(RunError):
     """The run failed in another process or earlier. Only the text of its error is known.
 
-    What to do: Read the error, mend its cause, then `resume` the run: it continues after its last good step.
+    What to do: Read the error, fix its cause, then `resume` the run: it continues after its last good step.
     """
 
 
 class TurnFailed(RunFailed):
     """A turn of a conversation ended without an answer. The conversation continues with the next message.
 
-    What to do: Read the error, mend its cause, and send another message.
+    What to do: Read the error, fix its cause, and send another message.
     """
 
     def __init__(self, run_id: str, turn_id: str, error: str) -> None:
@@ -191,9 +191,9 @@ class TurnFailed(RunFailed):
 
 
 class ConversationBusy(RunError):
-    """A turn of the conversation is in progress or queued, and the message was to be rejected then.
+    """A turn of the conversation is in progress or queued, and the message was sent with `when="reject"`.
 
-    What to do: Send the message again later, or with another `when`.
+    What to do: Resend the message later, or with another `when`.
     """
 
     def __init__(self, run_id: str) -> None:
@@ -222,7 +222,7 @@ class RunParked(RunError):
         #: Stored with the run.
         self.message: str = f"{reason}: {detail}" if detail else reason
         super().__init__(f"parked, {self.message}")
-        #: In a word or two: `approval`, `in doubt`, `poison`, `budget`, `size`, ...
+        #: One or two words: `approval`, `in doubt`, `poison`, `budget`, `size`, ...
         self.reason = reason
         self.detail = detail
 
@@ -295,7 +295,7 @@ async def convert_process_exit(work: Awaitable[T]) -> T:
 
 
 class SaveFailed(RunInterrupted):
-    """The store did not take a save that the run must not continue without.
+    """The store did not accept a save, and the run must not continue without it.
 
     What to do: Make the store reachable: a worker resumes the run from its last save.
     """
@@ -308,7 +308,7 @@ class ModelUnavailable(RunInterrupted):
 
     A model may raise it: the call is retried as the agent's `Retry` says, and then the run is interrupted.
 
-    What to do: Nothing: a worker resumes the run. How long it is tried is set with `Agent(retry=...)`.
+    What to do: Nothing: a worker resumes the run. `Agent(retry=...)` sets how long the call is retried.
     """
 
     def __init__(self, message: str, retry_after: timedelta | None = None) -> None:
@@ -340,6 +340,6 @@ def format_error(error: BaseException) -> str:
     """Return the error's class and text without half surrogate pairs, which no store can keep. Raises nothing."""
     try:
         text = str(error)
-    except Exception:  # a class of the user's may raise anything
+    except Exception:  # a user's class may raise anything
         text = "(its text could not be made)"
     return f"{type(error).__name__}: {text}".encode(errors="replace").decode()

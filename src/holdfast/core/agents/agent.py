@@ -118,7 +118,7 @@ class Agent(Generic[OutputT_co]):
     model_tier: str = ""
     compact: Compact | None = None
     missing_tools: MissingTools = "defer"
-    #: How failed model calls are repeated. When they are exhausted the run is interrupted and resumes later.
+    #: How failed model calls are retried. When the retries are exhausted, the run is interrupted and resumes later.
     retry: Retry = field(default_factory=Retry)
     #: Executes another kind of agent. `None`: the native loop.
     loop: "Loop[OutputT_co] | None" = None
@@ -280,14 +280,14 @@ def failover(*models: Model) -> Model:
         DefinitionError: there are none.
     """
     if not models:
-        raise DefinitionError("a chain of no models: give at least one")
+        raise DefinitionError("a chain needs at least one model")
 
     async def ask(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
         for model in models[:-1]:
             try:
                 return await model(messages, tools)
             except Exception as exc:  # a provider may raise anything
-                log.warning("a model failed, the next one of its chain is asked: %r", exc)
+                log.warning("a model failed, trying the next one of its chain: %r", exc)
                 if (stream := CURRENT_REPLY.get()) is not None:
                     stream.restart_draft()
         return await models[-1](messages, tools)

@@ -16,7 +16,7 @@ class Effect(StrEnum):
 
     #: It changes nothing. May be called again at any time.
     PURE = "pure"
-    #: Calling it again with the same idempotency key changes nothing more.
+    #: Repeating it with the same idempotency key has no further effect.
     IDEMPOTENT = "idempotent"
     #: It must not happen twice. The default.
     ONCE = "once"

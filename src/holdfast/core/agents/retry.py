@@ -1,4 +1,4 @@
-"""Retry: how often and how long a failed call is repeated, and which errors are worth it."""
+"""Retry: how many times and how long a failed call is retried, and which errors are transient."""
 
 import errno
 from collections.abc import Callable, Iterator, Mapping
@@ -49,7 +49,7 @@ _TRANSIENT_CLASS_NAMES = frozenset(
     }
 )
 
-#: Errors that no later attempt mends although their class, status or cause is that of a transient one.
+#: Permanent errors whose class, status or cause looks transient.
 _PERMANENT_CLASS_NAMES = frozenset(
     {"LocalProtocolError", "ModelQuotaExceededError", "UnsupportedProtocol", "UsageLimitExceeded"}
 )
@@ -74,7 +74,7 @@ _MAX_CAUSES = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
-    """How a failed model call or tool call is repeated.
+    """How a failed model call or tool call is retried.
 
     Transient by default: timeouts, connection errors, the HTTP statuses 408, 409, 425, 429 and 5xx, and
     `ModelUnavailable`. Other errors are not retried.
@@ -131,7 +131,7 @@ def _check_retry_on(given: Any) -> None:
         raise DefinitionError(f"retry_on is {given!r}: give exception classes, or a function of an exception")
     for each in types or ():
         if not isinstance(each, type) or not issubclass(each, BaseException):
-            raise DefinitionError(f"retry_on has {each!r}, which is no exception class")
+            raise DefinitionError(f"retry_on has {each!r}, which is not an exception class")
 
 
 class Backoff:
@@ -144,7 +144,7 @@ class Backoff:
         self.failed_tries: int = 0
 
     def next_delay(self, error: BaseException) -> timedelta | None:
-        """Return the pause before the next attempt after one that failed with `error`; `None` if there is none."""
+        """Return the pause before the next attempt after one that failed with `error`; `None`: give up."""
         self.failed_tries += 1
         if self.failed_tries >= self._policy.max_tries:
             return None

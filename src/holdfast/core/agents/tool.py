@@ -29,7 +29,7 @@ class Signature:
         """Read the signature.
 
         Raises:
-            DefinitionError: a parameter has no annotation, cannot be given by name, or has a type that no JSON fits.
+            DefinitionError: a parameter has no annotation, cannot be given by name, or has a type without a JSON form.
         """
         name = getattr(function, "__name__", repr(function))
         self._fields = _read_fields(function, name)

@@ -24,7 +24,7 @@ CURRENT_REPLY: ContextVar["StepContext | None"] = ContextVar("holdfast_reply", d
 async def emit_text(text: str) -> None:
     """Show text of the reply that this model is writing. Does nothing outside a model that a run has called.
 
-    For models of the native loop that stream. The reply that the model returns has the whole text all the same.
+    For models of the native loop that stream. The reply that the model returns still has the whole text.
     """
     if (stream := CURRENT_REPLY.get()) is not None:
         await stream.emit_text(text)
@@ -44,7 +44,7 @@ class ChildStarter(Protocol):
         ...
 
     def begin_try(self) -> None:
-        """The call is tried again: number its children from the first one."""
+        """The call is retried: number its children from the first one."""
         ...
 
 
@@ -52,7 +52,7 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
     """One tool call of one run."""
 
     info: RunInfo
-    #: Counted from one over the whole run. A model may use the id of a call again in a later step.
+    #: Counted from one over the whole run. A model may reuse the id of a call in a later step.
     step: int
     call_id: str
     tool: str
@@ -70,7 +70,7 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def completion_token(self) -> str:
         """For a tool that returns `Deferred`: its holder may give the result with `App.complete_call`, also before."""
-        if not self.token:  # made at the first use: hardly any call needs one
+        if not self.token:  # made at the first use: few calls need one
             msgspec.structs.force_setattr(self, "token", make_secret(self.token_key, self.info.run_id, self.step))
         return f"{self.info.run_id}~{self.token}"
 

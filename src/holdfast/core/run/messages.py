@@ -1,7 +1,7 @@
 """Usage, the messages of the native loop, and the codec that stores the messages of any loop.
 
-Messages hold plain data without cycles, so the garbage collector does not track them (`gc=False`). It would scan the
-transcripts of all runs again and again; `holdfast.stores.sqlite.writer` has the figure.
+Messages hold plain data without cycles, so the garbage collector does not track them (`gc=False`). Otherwise
+it would scan the transcripts of all runs repeatedly; `holdfast.stores.sqlite.writer` has the figure.
 """
 
 import math

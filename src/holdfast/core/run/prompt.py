@@ -70,7 +70,7 @@ def dump_inputs(inputs: Any) -> dict[str, JsonValue]:
     """Return a copy of the inputs of a run as plain data.
 
     Raises:
-        DefinitionError: they are no mapping from names to values with a JSON form, or one of them is named `prompt`.
+        DefinitionError: they are not a mapping from names to values with a JSON form, or one of them is named `prompt`.
     """
     if inputs is None:
         return {}

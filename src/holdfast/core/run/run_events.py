@@ -1,8 +1,8 @@
 """Events: what happens in a run, for listeners in the executing process and for watchers in any process.
 
 *Durable* events come from the journal and have a cursor: a watcher that continues after a cursor gets every later one
-exactly once and in order. The others describe the present, such as the status or the text of a reply in progress. A
-watcher that was away gets the present state, not each change.
+exactly once and in order. The others describe the current state, such as the status or the text of a reply in progress.
+A watcher that was away gets the current state, not each change.
 
 `event.type` is the name of an event in JSON: `msgspec.json.decode(text, type=Event)` is the inverse of
 `msgspec.json.encode(event)`.
@@ -26,7 +26,7 @@ class RunEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     cursor: str | None = None
     #: When it happened, if that is known.
     at: datetime | None = None
-    #: The step in which it happened. Zero if that is not known: the journal tells it only of steps and retries.
+    #: The step in which it happened. Zero if that is not known: the journal records it only for steps and retries.
     step: int = 0
 
     @property
@@ -36,7 +36,7 @@ class RunEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
 
 
 class StatusChanged(RunEvent, frozen=True, kw_only=True, tag="status"):
-    """The run has another status than before. A stream shows the present one after the events that were missed."""
+    """The status of the run has changed. A stream shows the current one after the events that were missed."""
 
     #: A `RunStatus`, such as `running`.
     status: str
@@ -118,7 +118,7 @@ class ReasoningDelta(RunEvent, frozen=True, kw_only=True, tag="reasoning_delta")
 
 
 class DraftRetracted(RunEvent, frozen=True, kw_only=True, tag="draft_retracted"):
-    """The deltas since the last reply are void: the reply was cut off. It is asked for again."""
+    """The deltas since the last reply are void: the reply was cut off. The model call is repeated."""
 
 
 class ReplyAdded(RunEvent, frozen=True, kw_only=True, tag="reply"):
@@ -192,7 +192,7 @@ class ChildFinished(RunEvent, frozen=True, kw_only=True, tag="child_finished"):
 
 
 class CustomEvent(RunEvent, frozen=True, kw_only=True, tag="custom"):
-    """The run's own code shows something: a chunk of a LangGraph stream. Durable.
+    """Data that the run's own code shows: a chunk of a LangGraph stream. Durable.
 
     A node that runs again after a crash shows its chunks again.
     """
@@ -253,7 +253,7 @@ Event = (
     | HistoryRewritten
 )
 
-#: Events that are recorded as notes in the journal, because nothing else in it tells of them.
+#: Events that are recorded as notes in the journal, because nothing else in it records them.
 RecordedEvent = RetryScheduled | CallDecided | ChildStarted | ChildFinished | CustomEvent
 
 

@@ -93,10 +93,10 @@ class StepCalls(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     #: Calls that wait, by call id.
     waits: dict[str, WaitingCall] = {}
-    #: Of an interrupted attempt: its announced `once` calls that were never started. Not stored before the attempt has
+    #: Announced `once` calls of an interrupted attempt that were never started. Not stored before the attempt has
     #: ended: after a crash an announced call may have been started.
     not_started: tuple[str, ...] = ()
-    #: Of a parked run: the calls in doubt that a person has to resolve.
+    #: Calls in doubt that a person has to resolve. The run is parked.
     in_doubt: tuple[str, ...] = ()
 
     def set_wait(self, call: WaitingCall) -> "StepCalls":
@@ -129,7 +129,7 @@ class RetryState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: str = ""
     #: When the call is repeated. `None`: no call waits for that.
     next_at: datetime | None = None
-    #: How often in a row the run was interrupted because its model was unavailable.
+    #: How many times in a row the run was interrupted because its model was unavailable.
     outages: int = 0
 
 
@@ -160,7 +160,7 @@ class StepEnd(msgspec.Struct, frozen=True):
     retry: RetryState = NO_RETRY
     port_data: PortData = {}
     loop_data: Any = None
-    #: About the calls of the step that waited, by call id.
+    #: The calls of the step that waited, by call id.
     decisions: dict[str, Decision] = {}
     times: StepTimes | None = None
 
@@ -170,7 +170,7 @@ _NO_STEP = StepEnd()
 
 @dataclass(slots=True, kw_only=True)
 class RunState:
-    """The present state of a run. The loop changes it; a checkpointer reads it when it saves."""
+    """The current state of a run. The loop changes it; a checkpointer reads it when it saves."""
 
     codec: MessageCodec = NATIVE_CODEC
     #: The conversation of the current phase.
@@ -190,7 +190,7 @@ class RunState:
     #: Execution time, without the time it was interrupted.
     elapsed: timedelta = timedelta(0)
     # The structs and mappings from here on are replaced, not changed: a save compares them by identity.
-    #: Of the current step.
+    #: Calls of the current step that have no result.
     calls: StepCalls = NO_CALLS
     retry: RetryState = NO_RETRY
     faults: Faults = NO_FAULTS

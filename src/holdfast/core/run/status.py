@@ -34,7 +34,7 @@ class RunStatus(StrEnum):
 #: as interrupted once its `wake_at` has passed.
 CLAIMABLE_STATUSES = frozenset({RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.INTERRUPTED})
 
-#: Ends of a run. Nothing but a person's claim brings it back.
+#: Ends of a run. Only a person's claim resumes it.
 TERMINAL_STATUSES = frozenset({RunStatus.DONE, RunStatus.FAILED, RunStatus.CANCELLED})
 
 #: (from, what happens, to). `REMOVED` as a start means: no such run yet.
@@ -89,7 +89,7 @@ class AttemptEnd(StrEnum):
     INTERRUPTED = "interrupted"
     #: Another worker owns the run: nothing is written.
     LOST = "lost"
-    #: Only for readers: the process of the attempt ended without a word.
+    #: Only for readers: the process of the attempt died without recording an end.
     DIED = "died"
 
     @property

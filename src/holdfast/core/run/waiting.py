@@ -13,7 +13,7 @@ from holdfast.ids import make_token
 
 
 class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Says that a call needs a person's approval, and returned by the predicate of a tool for such a call."""
+    """Describes the approval that a call needs. The `approval` function of a tool may return one."""
 
     reason: str = ""
     #: How long the run waits for the answer. `None`: without limit.
