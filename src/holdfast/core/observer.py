@@ -4,7 +4,7 @@ A new kind of event is a struct here and one `emit`. Public events, those of `Ap
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from datetime import timedelta
 from typing import TYPE_CHECKING, Literal, Protocol, get_args, runtime_checkable
 
@@ -250,11 +250,11 @@ class Observers:
             above: of the attempt that started this one: its critic's watches see the public events of this one too.
         """
         self._info, self._listener = info, listener
-        self._by_kind: dict[type, tuple[Observer, ...]] = {}
+        self._by_kind: dict[type, tuple[Observer, ...]] = {} if listener is None else dict.fromkeys(PUBLIC_EVENTS, ())
         #: `AttemptStarted` was shown.
         self.has_begun: bool = False
         #: The kinds of events that an observer or the listener wants. Others need not be made.
-        self.wanted: set[type] = set() if listener is None else set(PUBLIC_EVENTS)
+        self.wanted: Set[type] = self._by_kind.keys()
         self._watches: tuple[Observer, ...] = () if above is None else above._watches
         for watch in self._watches:
             self._subscribe(watch, PUBLIC_EVENTS)
@@ -305,7 +305,6 @@ class Observers:
     def _subscribe(self, observer: Observer, kinds: Iterable[type]) -> None:
         for kind in kinds:
             self._by_kind[kind] = (*self._by_kind.get(kind, ()), observer)
-            self.wanted.add(kind)
 
     def _unsubscribe(self, observer: Observer) -> None:
         for kind, observers in self._by_kind.items():

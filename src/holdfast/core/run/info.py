@@ -158,7 +158,8 @@ class RunInfo(RunIndex, frozen=True, kw_only=True, omit_defaults=True):
             if related is not None:
                 check_run_id(related)
         for name in _TEXT_FIELDS:
-            _check_text(name, getattr(self, name))
+            if (value := getattr(self, name)) != "":
+                _check_text(name, value)
         prompt: Any = self.prompt
         if not isinstance(prompt, str | list):
             msgspec.structs.force_setattr(self, "prompt", "")
