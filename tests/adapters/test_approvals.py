@@ -24,6 +24,7 @@ from tests.probe_store import ProbeStore
 from holdfast import App, Approve, Deferred, Deny, RunWaiting, Value, current_call
 from holdfast.adapters.pydantic_ai import ToolPolicy, durable
 from holdfast.checkpoint.record import RunStatus
+from holdfast.core.errors import DefinitionError
 from holdfast.core.run.waiting import Answer
 from holdfast.results import WaitingCall
 from holdfast.runtime.operations.mailing import AlreadyAnswered, NotWaiting
@@ -113,7 +114,6 @@ async def test_the_run_waits_and_continues_with_the_answers() -> None:
         (Deny(), [], "The tool call was denied.", "denied"),
         (Deny(reason="not that one"), [], "not that one", "denied"),
         (Approve(arguments={"path": "b"}), ["delete b"], "deleted b", "success"),
-        (Approve(arguments={"way": "b"}), [], "Field required", "retried"),
     ],
 )
 async def test_a_person_may_edit_or_deny(answer: Answer, done: list[str], text: str, outcome: str) -> None:
@@ -124,6 +124,16 @@ async def test_a_person_may_edit_or_deny(answer: Answer, done: list[str], text: 
     assert made == done
     assert text in str(returns(script)[0])
     assert outcomes(script) == [outcome]
+
+
+async def test_edited_arguments_that_do_not_fit_are_refused_and_the_call_keeps_waiting() -> None:
+    script, made, store = ScriptedModel([call("c2", "delete", path="a")], "done"), list[str](), MemoryStore()
+    agent = durable(careful(script, made))
+    await waiting(agent, store)
+    with pytest.raises(DefinitionError, match="the tool delete: path: is missing"):
+        await answered(agent, store, {"c2": Approve(arguments={"way": "b"})})
+    assert (await answered(agent, store, {"c2": Approve()})).output == "done"
+    assert made == ["delete a"]
 
 
 async def test_two_approved_calls_are_made_now_and_the_third_keeps_waiting() -> None:

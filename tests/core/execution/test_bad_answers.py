@@ -42,7 +42,9 @@ async def test_a_bad_answer_is_refused_and_a_good_one_is_still_possible(loop: st
         await refuse(app, DefinitionError, "1", Value(1))
         await refuse(app, DefinitionError, "2", Approve())
         await refuse(app, DefinitionError, "1", True)
-        await refuse(app, PayloadError, "1", Approve(arguments={"amount": LARGE}))
+        await refuse(app, DefinitionError, "1", Approve(arguments={"amount": LARGE}))
+        with pytest.raises(DefinitionError, match="amount: is not of type integer"):
+            await app.answer("r", "1", Approve(arguments={"amount": "much"}))
         await refuse(app, PayloadError, "2", Value(LARGE))
         await refuse(app, PayloadError, "2", Value(object()))
         with pytest.raises(RunNotFound):

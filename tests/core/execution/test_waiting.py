@@ -274,7 +274,6 @@ async def test_an_approved_call_is_made_and_a_small_one_does_not_wait(durable_st
     ("answer", "paid", "text"),
     [
         (Approve(arguments={"amount": 150}), [150], "paid 150"),
-        (Approve(arguments={"sum": 1}), [], "do not fit"),
         (Deny(reason="too much"), [], "The call was denied: too much."),
         (Deny(), [], "The call was denied."),
     ],
@@ -288,6 +287,23 @@ async def test_a_person_may_edit_or_deny(answer: Approve | Deny, paid: list[int]
         assert await follow(app, "r") == "done"
     assert shop.paid == paid
     assert text in results(shop.model)[0].content
+
+
+async def test_the_call_has_the_arguments_that_a_person_has_edited() -> None:
+    seen: list[Any] = []
+
+    @tool(approval=True)
+    async def pay(amount: int) -> str:
+        seen.append(current_call().arguments)
+        return f"paid {amount}"
+
+    model = ScriptedModel(tool_reply(call("0", "pay", amount=200)), "done")
+    async with App([Agent(name="a", model=model, tools=[pay])], MemoryStore()) as app:
+        with pytest.raises(RunWaiting):
+            await app.run("a", "go", run_id="r")
+        await app.answer("r", "0", Approve(arguments={"amount": 150}), by="ann")
+        assert await follow(app, "r") == "done"
+    assert seen == [{"amount": 150}]
 
 
 async def test_in_a_batch_of_three_two_approved_calls_run_now_and_the_third_keeps_waiting() -> None:
@@ -352,6 +368,8 @@ async def test_bad_answers_are_refused_and_nothing_is_consumed() -> None:
             ("9", Approve(), NotWaiting),
             ("0", Value(1), DefinitionError),
             ("0", "yes", DefinitionError),
+            ("0", Approve(arguments={"sum": 1}), DefinitionError),
+            ("0", Approve(arguments={"amount": "much"}), DefinitionError),
         ]:
             with pytest.raises(error):
                 await app.answer("r", call_id, answer)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 from langchain_core.messages import ToolCall as LangChainToolCall
 from langchain_core.messages import ToolMessage
 from langchain_core.runnables.config import var_child_runnable_config
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from langgraph.prebuilt.tool_node import ToolCallRequest, ToolNode
@@ -71,6 +72,13 @@ class _GraphCall(CallRequest):
         self.request = request
         #: Calls the tool.
         self.make = make
+
+    @property
+    def schema(self) -> dict[str, Any] | None:
+        if self.request.tool is None:
+            return None
+        parameters: dict[str, Any] = convert_to_openai_tool(self.request.tool)["function"].get("parameters")
+        return parameters
 
     async def execute(self) -> Any:
         value = await self._node_calls.execute(self, self._retry)

@@ -88,6 +88,10 @@ class FunctionCall(SDKCall):
             context.agent = get_public_agent(context.agent)
         self._context, self._input = context, arguments
 
+    @property
+    def schema(self) -> dict[str, Any]:
+        return self._tool.params_json_schema
+
     def replace_arguments(self, arguments: Any) -> Any:
         self.arguments = to_json_value(arguments, "the approved arguments")
         self._input = msgspec.json.encode(self.arguments).decode()
@@ -165,6 +169,10 @@ class HoldfastCall(SDKCall):
             self.approval = tool.policy.request_approval(tool.check(self.arguments))
         except ValueError:
             self.effect = Effect.PURE  # the arguments do not fit: the tool is not called
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        return self._tool.schema.parameters
 
     def replace_arguments(self, arguments: Any) -> Any:
         self.arguments = arguments

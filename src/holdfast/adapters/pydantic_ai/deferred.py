@@ -34,7 +34,8 @@ class DeferredCalls:
         """Record that a call waits for a person's approval. A `reason` in the metadata is the reason."""
         request = call.policy.request_approval(call.arguments) or ApprovalRequest()
         lowered = dump_metadata(metadata)
-        return self._waits.add_approval(self._make_context(call), add_reason(request, lowered), lowered)
+        schema = None if call.definition is None else call.definition.parameters_json_schema
+        return self._waits.add_approval(self._make_context(call), add_reason(request, lowered), lowered, schema=schema)
 
     def _make_context(self, call: OpenCall) -> ToolContext:
         return self._context.tool_calls.make_context(call.call_id, call.tool, call.arguments)

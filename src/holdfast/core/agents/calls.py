@@ -79,6 +79,11 @@ class CallRequest(ABC):
         self.effect, self.reconcile, self.in_doubt = effect, reconcile, in_doubt
         self.in_thread, self.approval = in_thread, approval
 
+    @property
+    def schema(self) -> dict[str, Any] | None:
+        """The JSON schema of the arguments, for a person who edits them; `None` if it is not known."""
+        return None
+
     @abstractmethod
     def execute(self) -> Awaitable[Any]:
         """Make the call. The loop's codec has to be able to store the result."""

@@ -308,6 +308,10 @@ class _ToolCall(_Call):
         )
         self._tool, self._validated_arguments, self._attempt = tool, arguments, attempt
 
+    @property
+    def schema(self) -> dict[str, Any]:
+        return self._tool.schema.parameters
+
     def replace_arguments(self, arguments: Any) -> Any:
         try:
             self._validated_arguments = self._tool.check(arguments)

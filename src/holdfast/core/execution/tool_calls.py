@@ -111,7 +111,8 @@ class ToolCalls:
         """Record the calls that wait for approval, before they are announced: they count as never started."""
         for call in calls:
             if call.approval is not None and call.call_id not in self._state.results:
-                self._waits.add_approval(self.make_context(call.call_id, call.tool, call.arguments), call.approval)
+                context = self.make_context(call.call_id, call.tool, call.arguments)
+                self._waits.add_approval(context, call.approval, schema=call.schema)
 
     async def execute(self, request: CallRequest) -> Any:
         """Return the recorded result of the call, or make it now. The result is recorded when this returns.
@@ -147,6 +148,8 @@ class ToolCalls:
                 return WAITING
             self._record_result(request, result, children)
         else:
+            if request.arguments is not context.arguments:  # a person has approved others
+                context = msgspec.structs.replace(context, arguments=request.arguments)
             if has_waited and request.effect is _ONCE:
                 # The answer is consumed, and the call counts as started, before it is.
                 await attempt.saver.save(must_succeed=True)
@@ -179,7 +182,7 @@ class ToolCalls:
         in_doubt = request.effect is _ONCE and request.call_id in self._in_doubt
         if wait is not None or request.approval is None or in_doubt:
             return wait
-        return self._waits.add_approval(context, request.approval)
+        return self._waits.add_approval(context, request.approval, schema=request.schema)
 
     def _record_result(self, request: CallRequest, result: Any, children: ChildRuns, usage: Usage = NO_USAGE) -> None:
         """Record the result and its usage together: no save can contain one without the other."""

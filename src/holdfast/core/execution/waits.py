@@ -76,6 +76,7 @@ class Waits:
         token_hash: str = "",
         metadata: Any = None,
         timed: bool = False,
+        schema: dict[str, Any] | None = None,
     ) -> WaitingCall:
         """Record that a call waits."""
         earlier = self.get(context.call_id)
@@ -94,6 +95,7 @@ class Waits:
             audience=audience,
             token_hash=token_hash,
             timed=timed,
+            schema=schema,
             approval=None if earlier is None else earlier.approval or earlier.decision,
         )
         self._set(call)
@@ -124,8 +126,19 @@ class Waits:
     def _set(self, call: WaitingCall) -> None:
         self._attempt.state.calls = self._attempt.state.calls.set_wait(call)
 
-    def add_approval(self, context: ToolContext, approval: ApprovalRequest, metadata: Any = None) -> WaitingCall:
-        """Record that a call waits for a person's approval."""
+    def add_approval(
+        self,
+        context: ToolContext,
+        approval: ApprovalRequest,
+        metadata: Any = None,
+        *,
+        schema: dict[str, Any] | None = None,
+    ) -> WaitingCall:
+        """Record that a call waits for a person's approval.
+
+        Args:
+            schema: of the arguments, for those that the person may give instead.
+        """
         expires_at = None if approval.expires_in is None else self._attempt.services.clock.now() + approval.expires_in
         return self.add(
             context,
@@ -134,6 +147,7 @@ class Waits:
             expires_at=expires_at,
             audience=approval.audience,
             metadata=metadata,
+            schema=schema,
         )
 
     def add_deferred(self, context: ToolContext, deferred: Deferred) -> WaitingCall:

@@ -134,6 +134,8 @@ class WaitingCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     kind: WaitKind
     #: As the model gave them.
     arguments: Any = None
+    #: With `approval`: the JSON schema of the arguments, if it is known. Edited arguments have to fit.
+    schema: dict[str, Any] | None = None
     #: The topic of the mail that answers it.
     topic: str = ""
     reason: str = ""

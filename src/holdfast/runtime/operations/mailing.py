@@ -15,6 +15,7 @@ from holdfast.checkpoint.record import Mail, Receipt, RunFilter, RunRecord, RunS
 from holdfast.checkpoint.store import END, RunStore, get_record, iter_runs
 from holdfast.clock import Clock
 from holdfast.core.errors import DefinitionError, PayloadError
+from holdfast.core.json_schema import find_mismatch
 from holdfast.core.json_value import JsonValue, to_json_value
 from holdfast.core.run.mail import CHILD_TOPIC, MESSAGE_TOPIC, encode_message
 from holdfast.core.run.waiting import (
@@ -235,6 +236,10 @@ def _check_answer(call: WaitingCall, answer: Answer) -> None:
         raise DefinitionError(f"call {call.call_id} waits for an approval: give Approve or Deny")
     if call.kind != "approval" and isinstance(answer, Approve):
         raise DefinitionError(f"call {call.call_id} waits for a {call.kind}: give Value or Deny")
+    if isinstance(answer, Approve) and answer.arguments is not None:
+        mismatch = find_mismatch(to_json_value(answer.arguments, "the arguments"), call.schema or {})
+        if mismatch:
+            raise DefinitionError(f"the arguments do not fit the tool {call.tool}: {mismatch}. Nothing was sent")
 
 
 def check_mail_id(mail_id: object) -> None:
