@@ -8,7 +8,7 @@ FRONT_ENDS := tests/web/protocols/node
 
 .DEFAULT_GOAL := help
 .PHONY: help demo postgresql pgbouncer chromium front-end-clients test tests quick check public-types wheel-check chaos chaos-ha mutants bench \
-	bench-peers screenshots docs clean
+	simulate bench-peers screenshots docs clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "%-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,6 +82,9 @@ chaos: $(READY) postgresql ## Run the long crash, chaos, power-loss and property
 	HOLDFAST_CHAOS=1 HOLDFAST_TEST_THOROUGH=1 HOLDFAST_LONG_TESTS=1 HOLDFAST_POWER_LOSS_ROUNDS=20 HOLDFAST_CRASH_ROUNDS=20 \
 		$(BIN)/python -m pytest -n 2 --dist worksteal --timeout 7200 \
 		tests/chaos tests/testing/crash tests/stores tests/checkpoint tests/fanout
+
+simulate: $(READY) ## Simulate schedules of processes, faults and clients for an hour, or SIMULATE_SECONDS
+	$(BIN)/python -m holdfast.testing.simulation
 
 pgbouncer:
 	@command -v pgbouncer >/dev/null || { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes pgbouncer; } >/dev/null

@@ -1,0 +1,175 @@
+"""The audit at the end of a simulated world: every promise, checked against what is known outside of the store."""
+
+from collections.abc import Callable, Coroutine
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from holdfast.app import App
+from holdfast.testing.simulation.process import SimulatedProcess
+
+if TYPE_CHECKING:
+    from holdfast.testing.simulation.world import World
+
+_TERMINAL = frozenset({"done", "failed", "cancelled"})
+_MAX_KILLS = 3
+#: Seconds after which a cancel has reached the run, wherever it is executed, if nothing fails.
+_CANCEL_S = 6.0
+
+
+Work = Callable[[App, SimulatedProcess], Coroutine[Any, Any, None]]
+
+
+class Audit:
+    """Reads the store through an App of its own, which no fault reaches."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self._ledger = world.ledger
+        self.statuses: dict[str, str] = {}
+        self._reasons: dict[str, str] = {}
+
+    def report(self, problem: str) -> None:
+        self._ledger.problems.append(problem)
+
+    def settle(self, deadline: float) -> None:
+        """Answer what waits for a person until all runs have ended, and check what they did."""
+        if not self._execute(self._settle, deadline):
+            unsettled = {run_id: status for run_id, status in self.statuses.items() if not self._is_settled(run_id)}
+            self.report(f"after {deadline} s these runs have not ended: {unsettled} {self._reasons}")
+        self._check_ledger()
+
+    def check_closed(self) -> dict[str, str]:
+        """Check the store after all Apps were closed."""
+        if not self._execute(self._list_statuses, self._world.scheduler.now + 100):
+            self.report("the store cannot be read at the end")
+        for run_id, status in self.statuses.items():
+            if status == "running":
+                self.report(f"run {run_id} is running although all processes have closed")
+        return self.statuses
+
+    def _execute(self, work: Work, deadline: float) -> bool:
+        world = self._world
+        process = world.make_process("audit")
+        done: list[bool] = []
+
+        async def main() -> None:
+            async with world.make_app(process, works=False) as app:
+                await work(app, process)
+            done.append(True)
+
+        process.start(main())
+        is_done = world.scheduler.run_until(lambda: bool(done) and not process.is_alive, deadline)
+        task = process.main
+        error = task.exception() if task is not None and task.done() and not task.cancelled() else None
+        if error is not None:
+            self.report(f"the audit failed: {type(error).__name__}: {error}")
+        return is_done
+
+    async def _settle(self, app: App, process: SimulatedProcess) -> None:
+        while True:
+            await self._list_statuses(app, process)
+            if self._world.is_started(self.statuses) and all(map(self._is_settled, self.statuses)):
+                break
+            await self._world.jobs.answer_all(app, process)
+            await self._sleep(process, 2)
+        for run_id in self.statuses:
+            self._check_run(run_id)
+        await self._check_watchers(app)
+
+    async def _sleep(self, process: SimulatedProcess, seconds: float) -> None:
+        await process.clock.sleep(timedelta(seconds=seconds))
+
+    async def _list_statuses(self, app: App, process: SimulatedProcess) -> None:
+        self.statuses.clear()
+        cursor: str | None = None
+        while True:
+            page = await app.list(limit=50, cursor=cursor)
+            for run in page.runs:
+                self.statuses[run.run_id] = str(run.status)
+                self._reasons[run.run_id] = run.reason
+            cursor = page.cursor
+            if cursor is None:
+                return
+
+    def _is_settled(self, run_id: str) -> bool:
+        return self.statuses[run_id] in {*_TERMINAL, "parked"}
+
+    # -- checks -------------------------------------------------------------------------------------------------
+
+    def _check_run(self, run_id: str) -> None:
+        status = self.statuses[run_id]
+        root = run_id.partition(":")[0]
+        is_cancelled = root in self._world.cancelled
+        if status == "parked":
+            if not (self._reasons[run_id].startswith("poison") and self._world.kills >= _MAX_KILLS):
+                self.report(f"run {run_id} is parked after {self._world.kills} kills: {self._reasons[run_id]}")
+        elif status == "failed" or (status == "cancelled" and not is_cancelled):
+            self.report(f"run {run_id} is {status}: {self._reasons[run_id]}")
+
+    async def _check_watchers(self, app: App) -> None:
+        for name, (run_id, events) in list(self._ledger.watched.items()):
+            seen = list(events)  # a watcher may still read
+            if self.statuses.get(run_id) not in _TERMINAL:
+                continue
+            rest = await self._read_events(app, run_id, seen[-1][0] if seen else None)
+            whole = await self._read_events(app, run_id, None)
+            if [*(text for _, text in seen), *rest] != whole:
+                self.report(f"watcher {name} saw {[text for _, text in seen]} and {rest} of {whole}")
+
+    async def _read_events(self, app: App, run_id: str, after: str | None) -> list[str]:
+        return [
+            f"{event.type} {event.cursor}"
+            async for event in app.events(run_id, after=after)
+            if event.cursor is not None
+        ]
+
+    def _check_ledger(self) -> None:
+        for kind, run_id, what in self._ledger.acknowledged:
+            check = getattr(self, f"_check_{kind}", None)
+            if run_id not in self.statuses and kind != "cancel":  # a run that is not stored yet can be cancelled too
+                self.report(f"{kind} of run {run_id} was acknowledged, and the run is not in the store")
+            elif check is not None and self.statuses.get(run_id) == "done" and not self._is_superseded(run_id, what):
+                check(run_id, what)
+
+    def _is_superseded(self, run_id: str, call_id: Any) -> bool:
+        """Whether the model has another result of the call than its answer, for one of two known reasons.
+
+        An answer that finds its call waiting, and is posted after another process recorded the expiry, is acknowledged
+        and has no effect. So is a result that comes before its tool has returned `Deferred`, if the process dies then.
+        """
+        return str(self._get_result(run_id, call_id)).startswith(("No answer within", "Unknown outcome"))
+
+    def _check_send(self, run_id: str, text: str) -> None:
+        heard, ever = self._ledger.heard.get(run_id, []), self._ledger.ever_heard[run_id]
+        count = heard.count(text) or int(text in ever and run_id in self._world.staged)
+        if count != 1:
+            self.report(f"message {text} was acknowledged, and the model of {run_id} heard it {count} times")
+
+    def _check_approve(self, run_id: str, call_id: str) -> None:
+        if not any(each.run_id == run_id and each.call_id == call_id for each in self._ledger.begun):
+            self.report(f"call {call_id} of {run_id} was approved, and never made: {self._get_result(run_id, call_id)}")
+
+    def _check_deny(self, run_id: str, call_id: str) -> None:
+        if any(each.run_id == run_id and each.call_id == call_id for each in self._ledger.begun):
+            self.report(f"call {call_id} of {run_id} was denied, and made")
+
+    def _check_value(self, run_id: str, call_id: str) -> None:
+        if self._get_result(run_id, call_id) != "the answer":
+            self.report(f"call {call_id} of {run_id} was answered, and returned {self._get_result(run_id, call_id)!r}")
+
+    def _check_complete(self, run_id: str, call_id: str) -> None:
+        if self._get_result(run_id, call_id) != "completed":
+            self.report(f"call {call_id} of {run_id} was completed, and returned {self._get_result(run_id, call_id)!r}")
+
+    def _check_cancel(self, run_id: str, at: float) -> None:
+        late = [when for when in self._ledger.model_calls[run_id] if when > at + _CANCEL_S]
+        if late and not self._world.plan.faults:
+            self.report(f"run {run_id} was cancelled at {at:.3f} s, and its model called at {late[0]:.3f} s")
+
+    def _check_output(self, run_id: str, output: str) -> None:
+        self._ledger.outputs[run_id].add(output)
+        if len(self._ledger.outputs[run_id]) > 1:
+            self.report(f"run {run_id} had several outputs: {self._ledger.outputs[run_id]}")
+
+    def _get_result(self, run_id: str, call_id: str) -> Any:
+        return self._ledger.results.get(run_id, {}).get(call_id)

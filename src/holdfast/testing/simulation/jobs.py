@@ -1,0 +1,191 @@
+"""What clients do in a simulated world. A job whose process dies is repeated by another, as by a caller."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from holdfast.app import App
+from holdfast.checkpoint.errors import RunEnded, RunNotFound, StoreError
+from holdfast.core.errors import NotDurable, RunInterrupted
+from holdfast.core.run.run_events import ReaderTooSlow
+from holdfast.core.run.waiting import Approve, Deny, RunWaiting, Value, WaitingCall
+from holdfast.db.tables import TablesError
+from holdfast.root_error import HoldfastError
+from holdfast.runtime.operations.mailing import AlreadyAnswered, NotWaiting
+from holdfast.testing.simulation.plan import Action, PlannedRun
+from holdfast.testing.simulation.process import SimulatedProcess
+
+if TYPE_CHECKING:
+    from holdfast.testing.simulation.world import World
+
+#: How often a client repeats a request.
+_MAX_TRIES = 8
+
+#: Errors that say that a later request may succeed.
+_RETRIED = (StoreError, RunNotFound, ReaderTooSlow, RunInterrupted, NotDurable, TablesError)
+
+
+Perform = Callable[["Job", App, SimulatedProcess], Awaitable[None]]
+
+
+@dataclass(eq=False)
+class Job:
+    """A request of a client, until it is done."""
+
+    name: str
+    at: float
+    perform: Perform
+    #: Whether it ends with its run only.
+    waits: bool = False
+    #: The id of the run that it starts.
+    starts: str = ""
+    tries: int = 0
+    is_done: bool = False
+    #: A process will get it.
+    is_scheduled: bool = False
+
+
+class Jobs:
+    """The jobs of one world."""
+
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        self._ledger = world.ledger
+
+    def list_jobs(self) -> list[Job]:
+        jobs = [self._make_start(run) for run in self._world.plan.runs]
+        for action in self._world.plan.actions:
+            perform = getattr(self, f"_make_{action.kind}")(action)
+            waits = action.kind in ("watch", "result")
+            jobs.append(Job(f"{action.kind} {action.run_id} {action.key}", action.at, perform, waits=waits))
+        return jobs
+
+    async def run(self, job: Job, app: App, process: SimulatedProcess) -> None:
+        """Do a job in an open App. One that fails is repeated later, possibly by another process."""
+        job.tries += 1
+        try:
+            await job.perform(job, app, process)
+        except HoldfastError as exc:
+            self._world.note(f"{job.name} failed: {type(exc).__name__}")
+            if job.tries < _MAX_TRIES and isinstance(exc, _RETRIED):
+                self._world.assign_later(job, 1.0)
+                return
+        job.is_done = True
+        self._world.note(f"{job.name} is done")
+
+    def _acknowledge(self, process: SimulatedProcess, kind: str, run_id: str, what: Any = None) -> None:
+        process.check_alive()
+        self._ledger.acknowledge(kind, run_id, what)
+
+    # -- kinds --------------------------------------------------------------------------------------------------
+
+    def _make_start(self, run: PlannedRun) -> Job:
+        async def perform(job: Job, app: App, process: SimulatedProcess) -> None:
+            if run.waits:
+                try:
+                    result = await app.run(run.agent, run.prompt, run_id=run.run_id, through_waits=True)
+                except RunWaiting:
+                    return
+                self._acknowledge(process, "submit", run.run_id)
+                self._acknowledge(process, "output", run.run_id, str(result.output))
+            else:
+                await app.submit(run.agent, run.prompt, run_id=run.run_id)
+                self._acknowledge(process, "submit", run.run_id)
+
+        return Job(f"start {run.run_id}", run.at, perform, waits=run.waits, starts=run.run_id)
+
+    def _make_send(self, action: Action) -> Perform:
+        async def perform(job: Job, app: App, process: SimulatedProcess) -> None:
+            text = f"{action.run_id}/{action.key}"
+            await app.send(action.run_id, text, id=text)
+            self._acknowledge(process, "send", action.run_id, text)
+
+        return perform
+
+    def _make_signal(self, action: Action) -> Perform:
+        async def perform(job: Job, app: App, process: SimulatedProcess) -> None:
+            payload = f"payload of {action.key}"
+            await app.signal(action.run_id, action.key, payload, id=f"signal-{action.key}")
+            self._acknowledge(process, "signal", action.run_id, action.key)
+
+        return perform
+
+    def _make_answer(self, action: Action) -> Perform:
+        async def perform(job: Job, app: App, process: SimulatedProcess) -> None:
+            await self.answer_all(app, process)
+
+        return perform
+
+    async def answer_all(self, app: App, process: SimulatedProcess) -> None:
+        """Answer all calls that wait for a person, and complete all deferred ones."""
+        for call in await app.pending():
+            with contextlib.suppress(NotWaiting, AlreadyAnswered, RunEnded, RunNotFound):
+                await self._answer(app, process, call)
+        for place, token in list(self._world.tokens.items()):
+            run_id, _, call_id = place.partition("/")
+            try:
+                await app.complete_call(token, "completed")
+            except (NotWaiting, AlreadyAnswered, RunEnded, RunNotFound):
+                continue
+            self._acknowledge(process, "complete", run_id, call_id)
+            self._world.tokens.pop(place, None)
+
+    async def _answer(self, app: App, process: SimulatedProcess, call: WaitingCall) -> None:
+        if call.kind == "question":
+            await app.answer(call.run_id, call.call_id, Value("the answer"))
+            self._acknowledge(process, "value", call.run_id, call.call_id)
+        elif process.random.random() < 0.3:
+            await app.answer(call.run_id, call.call_id, Deny(reason="no"))
+            self._acknowledge(process, "deny", call.run_id, call.call_id)
+        else:
+            await app.answer(call.run_id, call.call_id, Approve())
+            self._acknowledge(process, "approve", call.run_id, call.call_id)
+
+    def _make_cancel(self, action: Action) -> Perform:
+        async def perform(job: Job, app: App, process: SimulatedProcess) -> None:
+            self._world.cancelled.add(action.run_id)
+            await app.cancel(action.run_id)
+            self._acknowledge(process, "cancel", action.run_id, self._world.scheduler.now)
+
+        return perform
+
+    def _make_result(self, action: Action) -> Perform:
+        async def perform(job: Job, app: App, process: SimulatedProcess) -> None:
+            result = await app.result(action.run_id, through_waits=True)
+            self._acknowledge(process, "output", action.run_id, str(result.output))
+
+        return perform
+
+    def _make_watch(self, action: Action) -> Perform:
+        name = f"{action.run_id}/{action.key}"
+
+        async def perform(job: Job, app: App, process: SimulatedProcess) -> None:
+            _, seen = self._ledger.watched.setdefault(name, (action.run_id, []))
+            limit = process.random.choice((1, 3, 1000))
+            stream = app.events(action.run_id, after=seen[-1][0] if seen else None)
+            try:
+                async for event in stream:
+                    process.check_alive()
+                    if event.cursor is not None:
+                        seen.append((event.cursor, f"{event.type} {event.cursor}"))
+                        limit -= 1
+                    if limit <= 0:
+                        job.is_done = True
+                        self._world.assign_later(Job(f"watch {name} again", 0, perform, waits=True), 2.0)
+                        return
+            finally:
+                await stream.aclose()
+
+        return perform
+
+
+@dataclass
+class Assignment:
+    """The jobs that a process has to do, and those that it does."""
+
+    process: SimulatedProcess
+    app: App | None = None
+    waiting: list[Job] = field(default_factory=list)
+    tasks: dict[Job, "asyncio.Task[None]"] = field(default_factory=dict)

@@ -1,0 +1,144 @@
+"""Faults planted into the product, which the simulator has to find: the text of one function is changed in memory."""
+
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+from holdfast.checkpoint.checkpointer import StoreCheckpointer
+from holdfast.checkpoint.claims import Claims
+from holdfast.checkpoint.record import restore_previous
+from holdfast.core.execution.tool_calls import ToolCalls
+from holdfast.db.sqlite_file import set_synchronous
+from holdfast.runtime.attach import RunAttacher
+from holdfast.runtime.streams.subscription import Subscription
+from holdfast.stores.memory import MemoryStore
+from holdfast.stores.memory_run import MemoryRun
+from holdfast.stores.sqlite import runs
+from holdfast.stores.sqlite.liveness import Liveness
+from holdfast.stores.sqlite.writer import Writer
+from holdfast.testing.simulation.plan import StoreKind
+
+
+@dataclass(frozen=True)
+class PlantedFault:
+    """Text of a function, and the text that takes its place."""
+
+    function: Callable[..., Any]
+    old: str
+    new: str
+    store: StoreKind
+    #: The simulator finds it within this many seeds, counted from zero.
+    seeds: int = 100
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        function = inspect.unwrap(self.function)
+        assert isinstance(function, FunctionType)
+        source = textwrap.dedent(inspect.getsource(function))
+        assert self.old in source, f"{function.__qualname__} has changed: adapt the fault"
+        made: dict[str, Any] = {}
+        exec(compile(source.replace(self.old, self.new), "planted", "exec"), dict(function.__globals__), made)
+        before = function.__code__
+        function.__code__ = made[function.__name__].__code__
+        try:
+            yield
+        finally:
+            function.__code__ = before
+
+
+_CHECK_MAIL = "self._check_mail(release.consumed, release.wake_on)"
+
+FAULTS: dict[str, PlantedFault] = {
+    "memory: a lost claim still writes": PlantedFault(
+        MemoryStore._get_claimed_run, "or run.token != claim.token ", "", "memory", 600
+    ),
+    "memory: a live owner loses its runs": PlantedFault(
+        MemoryStore._has_live_owner, "run.owner in self._workers", "False", "memory"
+    ),
+    "memory: mail is consumed again": PlantedFault(
+        MemoryRun.apply_append, "self.consume(write.consumed)", "pass", "memory"
+    ),
+    "memory: mail wakes no run": PlantedFault(
+        MemoryRun.post, "if self.status is RunStatus.WAITING and", "if False and", "memory"
+    ),
+    "memory: a run falls asleep on mail": PlantedFault(MemoryRun.apply_release, _CHECK_MAIL, "pass", "memory", 600),
+    "memory: a timer never fires": PlantedFault(MemoryRun.is_awake, "self.wake_at <= now", "False", "memory"),
+    "memory: a cancel is forgotten": PlantedFault(
+        MemoryStore.request_cancel, "run.cancel_requested = True", "pass", "memory", 3000
+    ),
+    "memory: mail is accepted and dropped": PlantedFault(
+        MemoryRun.post, "self.unread[mail.mail_id] = None", "pass", "memory"
+    ),
+    "memory: journals lose an entry": PlantedFault(
+        MemoryRun.extend, "self.journal.extend(entries)", "self.journal.extend(entries[:1])", "memory"
+    ),
+    "claims: a clean end costs a strike": PlantedFault(
+        restore_previous, "max(0, claim.strikes - 1)", "claim.strikes", "memory", 3000
+    ),
+    "claims: the worker leaves before its claims": PlantedFault(
+        Claims.finish, "await self._unused.wait()", "pass", "memory", 3000
+    ),
+    "claims: failed releases are not retried": PlantedFault(
+        Claims.finish, "await self.retry_pending_releases()", "pass", "memory", 3000
+    ),
+    "checkpoint: the watermark stays": PlantedFault(
+        StoreCheckpointer._on_saved,
+        "self._watermark, self._progress = delta.next_watermark, write.progress",
+        "self._progress = write.progress",
+        "memory",
+    ),
+    "checkpoint: consumed mail is kept": PlantedFault(
+        StoreCheckpointer._on_saved, "if write.consumed:", "if False:", "memory"
+    ),
+    "calls: a call in doubt is repeated": PlantedFault(
+        ToolCalls._resolve_in_doubt, "return request.error_result(UNKNOWN_OUTCOME)", "return None", "memory"
+    ),
+    "calls: a once call is not in doubt": PlantedFault(
+        ToolCalls.try_execute, "request.call_id in self._in_doubt and request.effect is _ONCE", "False", "memory"
+    ),
+    "calls: finished calls are repeated": PlantedFault(
+        ToolCalls.try_execute, "if request.call_id in state.results:", "if False:", "memory"
+    ),
+    "calls: an approved call starts before its approval is consumed": PlantedFault(
+        ToolCalls.try_execute, "if has_waited and request.effect is _ONCE:", "if False:", "memory", 2000
+    ),
+    "attach: a caller spins": PlantedFault(
+        RunAttacher._take_or_wait, "await changed.wait(_NOT_DUE_PAUSE)", "pass", "memory"
+    ),
+    "streams: an event is shown twice": PlantedFault(
+        Subscription.accept, "if seq > self.position:", "if seq >= self.position:", "memory"
+    ),
+    "streams: an event is left out": PlantedFault(
+        Subscription.accept, "if seq > self.position:", "if seq > self.position + 1:", "memory"
+    ),
+    "sqlite: a lost claim still writes": PlantedFault(
+        runs._check_write, "run is None or run.token != claim.token", "run is None", "sqlite", 1000
+    ),
+    "sqlite: commits are not synced": PlantedFault(
+        set_synchronous, '"FULL" if full else "NORMAL"', '"OFF"', "sqlite", 400
+    ),
+    "sqlite: mail wakes no run": PlantedFault(runs.post, "if run.waits_for(mail.topic):", "if False:", "sqlite"),
+    "sqlite: a run falls asleep on mail": PlantedFault(
+        runs.release,
+        "check_mail(claim.run_id, run, release.consumed, release.wake_on, transaction)",
+        "pass",
+        "sqlite",
+        1000,
+    ),
+    "sqlite: a cancel is forgotten": PlantedFault(
+        runs.request_cancel, 'transaction.execute(statement("request_cancel"), (run.run_key,))', "pass", "sqlite", 1000
+    ),
+    "sqlite: dead workers count as alive": PlantedFault(
+        Liveness._is_row_alive, "self._observe(row) < self._lease_s if known is None else known", "True", "sqlite"
+    ),
+    "sqlite: workers in other containers never die": PlantedFault(
+        Liveness._is_row_alive, "self._observe(row) < self._lease_s", "True", "sqlite"
+    ),
+    "sqlite: callers resume before the commit": PlantedFault(
+        Writer._commit_blocking, "self._commit(requests)", "self._post_to_loop(self._resolve, requests)", "sqlite"
+    ),
+}

@@ -1,0 +1,112 @@
+"""The simulator: same seed, same trace; no schedule breaks a promise; planted faults are found."""
+
+import os
+import random
+from collections.abc import Sequence
+
+import pytest
+from tests.testing.simulation.planted_faults import FAULTS
+
+from holdfast import Agent, App, Reply, ToolCall, tool
+from holdfast.checkpoint.store import RunStore
+from holdfast.core import Message, ToolSchema
+from holdfast.testing.simulation import SimulationFailed, simulate
+from holdfast.testing.simulation.plan import StoreKind
+from holdfast.testing.simulation.simulate import format_failure, run_seed, shrink
+
+STORES: tuple[StoreKind, ...] = ("memory", "sqlite")
+#: Schedules of one test: SQLite takes several times as long.
+COUNTS = {"memory": 60, "sqlite": 15}
+#: Other schedules in each run of the tests. A failure prints its seed.
+FRESH = random.SystemRandom().randrange(10**6, 10**9)
+
+
+def check_seeds(first: int, store: StoreKind) -> None:
+    for seed in range(first, first + COUNTS[store]):
+        outcome = run_seed(seed, store)
+        if outcome.problems:
+            command = f"python -m holdfast.testing.simulation --seed {seed} --store {store}"
+            pytest.fail(format_failure(shrink(outcome), command))
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("chunk", range(4))
+def test_no_schedule_of_the_fixed_seeds_breaks_a_promise(chunk: int, store: StoreKind) -> None:
+    check_seeds(chunk * COUNTS[store], store)
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_no_fresh_schedule_breaks_a_promise(store: StoreKind) -> None:
+    check_seeds(FRESH, store)
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_the_same_seed_gives_the_same_trace_whatever_was_simulated_before(store: StoreKind) -> None:
+    traces = [run_seed(seed, store).trace for seed in (5, 6, 7, 7, 6, 5)]
+    assert traces[:3] == traces[:2:-1]
+    assert len({tuple(trace) for trace in traces}) == 3
+
+
+def test_the_schedules_hold_kills_waits_and_all_statuses() -> None:
+    outcomes = [run_seed(seed, "memory") for seed in range(40)]
+    assert sum(outcome.kills for outcome in outcomes) > 5
+    assert {status for outcome in outcomes for status in outcome.statuses.values()} >= {"done", "cancelled"}
+    assert any("thaws" in line for outcome in outcomes for line in outcome.trace)
+
+
+_IS_LONG = bool(os.environ.get("HOLDFAST_LONG_TESTS"))
+
+
+@pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.seeds <= 100 or _IS_LONG])
+def test_a_planted_fault_is_found(name: str) -> None:
+    fault = FAULTS[name]
+    with fault.planted():
+        assert any(run_seed(seed, fault.store).problems for seed in range(fault.seeds))
+
+
+# -- agents of a user -------------------------------------------------------------------------------------------------
+
+
+@tool
+async def pay(amount: int) -> str:
+    """Pay."""
+    return f"paid {amount}"
+
+
+@tool(effect="pure")
+def look_up(name: str) -> str:
+    """Look up a name, in a thread."""
+    return f"{name} is known"
+
+
+async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+    replies = sum(isinstance(message, Reply) for message in messages)
+    if replies == 0:
+        return Reply(tool_calls=[ToolCall(id="a", name="look_up", arguments={"name": "Ada"})])
+    if replies == 1:
+        return Reply(tool_calls=[ToolCall(id="b", name="pay", arguments={"amount": 5})])
+    return Reply(text="paid")
+
+
+def make_app(store: RunStore) -> App:
+    return App([Agent(name="payer", model=model, tools=[pay, look_up])], store)
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_a_users_agent_survives_its_schedules(store: StoreKind) -> None:
+    figures = simulate(make_app, [("payer", "pay"), ("payer", "pay twice")], seeds=range(COUNTS[store]), store=store)
+    assert figures.schedules == COUNTS[store]
+    assert figures.runs == 2 * COUNTS[store]
+
+
+def test_a_users_agent_that_fails_is_reported_with_its_seed_and_a_small_plan() -> None:
+    async def broken(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        raise ValueError("no such model")
+
+    def make_broken(store: RunStore) -> App:
+        return App([Agent(name="payer", model=broken)], store)
+
+    with pytest.raises(SimulationFailed, match="seed 3, memory") as failure:
+        simulate(make_broken, [("payer", "pay"), ("payer", "pay")], seeds=[3], store="memory")
+    assert "no such model" in str(failure.value)
+    assert str(failure.value).count("PlannedRun(") == 1
