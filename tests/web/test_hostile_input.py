@@ -15,7 +15,7 @@ from holdfast.core.errors import DefinitionError
 from holdfast.web.auth import LOCAL_PRINCIPAL, Principal
 from holdfast.web.server import make_web, serve_locally
 from holdfast.web.tokens import BrowserTokens
-from holdfast.web.ui.content import show_text
+from holdfast.web.ui.markdown import show_text
 
 EDGES = (
     "0001-01-01T00:00:00+23:59",

@@ -90,7 +90,9 @@ async def store_fanout(store: RunStore | None, run_id: str) -> None:
     await store.create(new)
 
 
-async def store_parked_run(store: RunStore | None, run_id: str) -> None:
+async def store_parked_run(
+    store: RunStore | None, run_id: str, *, in_doubt: tuple[str, ...] = ("p1",), reason: str = "in doubt: pay"
+) -> None:
     """Store a run of the clerk that is parked: its payment was started, and its outcome is not known."""
     assert store is not None
     info = RunInfo(run_id=run_id, agent_name="clerk", prompt="Pay the invoice of ann.")
@@ -104,13 +106,13 @@ async def store_parked_run(store: RunStore | None, run_id: str) -> None:
         run_id=run_id,
         agent_name="clerk",
         info=encode(info.summarize()),
-        progress=encode(Progress(calls=StepCalls(in_doubt=("p1",)))),
+        progress=encode(Progress(calls=StepCalls(in_doubt=in_doubt))),
         entries=[Entry(seq=seq, kind=kind, body=body) for seq, (kind, body) in enumerate(bodies)],
     )
     await store.register_worker(WorkerIdentity(worker_id=f"w-{run_id}", process=this_process()))
     claim = await store.create(new, worker_id=f"w-{run_id}")
     assert claim is not None
-    await store.release(claim, Release(status=RunStatus.PARKED, reason="in doubt: pay"))
+    await store.release(claim, Release(status=RunStatus.PARKED, reason=reason))
 
 
 _HOSTILE = (

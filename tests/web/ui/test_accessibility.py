@@ -23,6 +23,7 @@ def paths(server: UIServer) -> list[str]:
     server.submit("reader", "Read both pages.", "axe-read")
     server.call(store_fanout(server.app.store, "axe-fanout"))
     server.call(store_parked_run(server.app.store, "axe-doubt"))
+    server.call(store_parked_run(server.app.store, "axe-parked", in_doubt=(), reason="poison"))
     server.wait_for("axe-pay", "waiting")
     server.wait_for("axe-ask", "waiting")
     server.wait_for("axe-read", "done")
@@ -30,6 +31,7 @@ def paths(server: UIServer) -> list[str]:
         "/",
         "/?q=since:x",
         "/inbox",
+        "/inbox/approve",
         "/fleet",
         "/new",
         "/bulk?action=cancel",

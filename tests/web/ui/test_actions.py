@@ -48,20 +48,84 @@ def test_an_approval_in_the_inbox(any_server: UIServer, page: Page, waiting: str
 def test_an_approval_with_edited_arguments(any_server: UIServer, page: Page, waiting: str) -> None:
     page.goto(f"{any_server.url}/runs/{waiting}")
     page.get_by_text("Edit and approve").click()
-    page.get_by_role("textbox", name="Arguments").fill('{"amount": 99.5, "to": "ann"}')
+    form = page.get_by_role("group", name="Arguments of pay")
+    expect(form.get_by_label("to")).to_have_value("ann")
+    form.get_by_label("amount").fill("99.5")
     page.get_by_role("button", name="Approve these arguments").click()
     expect(page.get_by_role("status")).to_contain_text("Approved.")
     assert get_result(any_server, waiting) == "paid 99.5 to ann"
 
 
 @on_sqlite
-def test_edited_arguments_that_are_no_json_are_refused(any_server: UIServer, page: Page, waiting: str) -> None:
-    page.goto(f"{any_server.url}/runs/{waiting}")
-    page.get_by_text("Edit and approve").click()
-    page.get_by_role("textbox", name="Arguments").fill("{amount: 99")
-    page.get_by_role("button", name="Approve these arguments").click()
-    expect(page.get_by_text("the arguments are not a JSON object")).to_be_visible()
+def test_an_edit_that_does_not_fit_is_shown_again_with_its_error_and_approves_nothing(
+    any_server: UIServer, plain_page: Page, waiting: str
+) -> None:
+    page = plain_page
+    page.goto(f"{any_server.url}/inbox")
+    task = page.get_by_role("article", name=f"Approval of run {waiting}")
+    task.get_by_text("Edit and approve").click()
+    task.get_by_label("amount").fill("much")
+    task.get_by_label("to").fill("<b>bob</b>")
+    task.get_by_role("button", name="Approve these arguments").click()
+    expect(task.get_by_label("amount")).to_have_value("much")
+    expect(task.get_by_label("to")).to_have_value("<b>bob</b>")
+    expect(task.locator(".field-error")).to_have_text("Give a number. The model asked for 129.0.")
     assert any_server.call(any_server.app.get(waiting)).status is RunStatus.WAITING
+    task.get_by_label("amount").fill("12")
+    task.get_by_role("button", name="Approve these arguments").click()
+    expect(page.get_by_role("status")).to_contain_text("Approved.")
+    assert get_result(any_server, waiting) == "paid 12.0 to <b>bob</b>"
+
+
+@on_sqlite
+def test_an_edit_survives_a_live_update(any_server: UIServer, page: Page, waiting: str) -> None:
+    page.goto(f"{any_server.url}/inbox")
+    task = page.get_by_role("article", name=f"Approval of run {waiting}")
+    task.get_by_text("Edit and approve").click()
+    task.get_by_label("amount").fill("17")
+    any_server.call(store_parked_run(any_server.app.store, "update"))
+    expect(page.get_by_role("article", name="Call in doubt of run update")).to_be_visible()
+    expect(task.get_by_label("amount")).to_have_value("17")
+    any_server.call(any_server.app.cancel("update"))
+
+
+@on_sqlite
+def test_several_calls_are_approved_as_they_were_shown(any_server: UIServer, plain_page: Page) -> None:
+    for run_id in ("many-a", "many-b", "many-c"):
+        any_server.submit("clerk", "Pay the invoice of ann.", run_id)
+        any_server.wait_for(run_id, "waiting")
+    plain_page.goto(f"{any_server.url}/inbox")
+    plain_page.get_by_role("link", name=re.compile(r"Approve \d+ as asked")).click()
+    for box in plain_page.get_by_role("checkbox").all():
+        box.set_checked((box.get_attribute("aria-label") or "").endswith(("many-a", "many-b")))
+    plain_page.get_by_role("button", name="Approve the ticked calls").click()
+    expect(plain_page.get_by_role("status")).to_have_text("2 calls approved.")
+    assert get_result(any_server, "many-a") == "paid 129.0 to ann"
+    assert get_result(any_server, "many-b") == "paid 129.0 to ann"
+    assert any_server.call(any_server.app.get("many-c")).status is RunStatus.WAITING
+    any_server.call(any_server.app.cancel("many-c"))
+
+
+def test_the_inbox_has_parked_runs_by_their_reason_and_unparks_a_group(any_server: UIServer, page: Page) -> None:
+    store = any_server.app.store
+    for run_id in ("key-1", "key-2"):
+        any_server.call(
+            store_parked_run(store, run_id, in_doubt=(), reason=f"poison: 3 workers died, last in {run_id}")
+        )
+    any_server.call(store_parked_run(store, "other-1", in_doubt=(), reason="<b>budget</b> of acme is used up"))
+    page.goto(f"{any_server.url}/inbox")
+    group = page.locator(".park", has_text="poison")
+    expect(group).to_contain_text("2 runs")
+    expect(page.locator(".park", has_text="<b>budget</b>")).to_contain_text("other-1")
+    counts = [int(text) for text in page.locator(".chip b").all_inner_texts()]
+    expect(page.locator("#pending-count")).to_contain_text(str(sum(counts)))
+    group.get_by_role("checkbox").check()
+    page.get_by_role("button", name="Unpark", exact=True).click()
+    expect(page.get_by_role("status")).to_contain_text("2 runs unparked")
+    any_server.wait_for("key-1", "done", "waiting")
+    any_server.wait_for("key-2", "done", "waiting")
+    assert any_server.call(any_server.app.get("other-1")).status is RunStatus.PARKED
+    any_server.call(any_server.app.cancel("other-1"))
 
 
 @on_sqlite
@@ -133,13 +197,31 @@ def test_a_parked_run_is_released_with_the_result_of_its_call_in_doubt(
     run_id = re.sub(r"[^a-z]+", "-", request.node.name)[-60:]
     any_server.call(store_parked_run(any_server.app.store, run_id))
     plain_page.goto(f"{any_server.url}/runs/{run_id}")
-    doubts = plain_page.get_by_role("region", name="1 call without a known outcome")
+    doubts = plain_page.get_by_role("article", name=f"Call in doubt of run {run_id}")
     expect(doubts).to_contain_text('pay(amount=129.0, to="ann")')
     expect(plain_page.locator("#run-side")).to_contain_text(f"w-{run_id}")
-    doubts.get_by_label("Result of pay").fill(given)
-    doubts.get_by_role("button", name="Unpark").click()
+    if given:
+        doubts.get_by_label("It happened").check()
+        doubts.get_by_label("Result of pay").fill(given)
+    else:
+        doubts.get_by_label("Unknown: tell the model").check()
+    doubts.get_by_role("button", name="Decide and unpark").click()
     expect(plain_page.get_by_role("status")).to_contain_text("Unparked.")
     assert get_result(any_server, run_id).startswith("{'receipt': 4711}" if given else "Unknown outcome")
+
+
+@on_sqlite
+def test_a_call_in_doubt_is_decided_in_the_inbox(any_server: UIServer, page: Page) -> None:
+    any_server.call(store_parked_run(any_server.app.store, "doubt-inbox"))
+    page.goto(f"{any_server.url}/inbox")
+    task = page.get_by_role("article", name="Call in doubt of run doubt-inbox")
+    expect(task).to_contain_text("Pay the invoice of ann.")
+    expect(task.get_by_label("Result of pay")).to_be_hidden()
+    task.get_by_label("It happened").check()
+    task.get_by_label("Result of pay").fill("booked")
+    task.get_by_role("button", name="Decide and unpark").click()
+    expect(page.get_by_role("status")).to_contain_text("Unparked.")
+    assert get_result(any_server, "doubt-inbox") == "booked"
 
 
 @pytest.fixture(scope="module")
@@ -200,7 +282,7 @@ def test_a_message_reaches_the_run(any_server: UIServer, page: Page, waiting: st
 def test_the_run_page_is_live(any_server: UIServer, page: Page, waiting: str) -> None:
     page.goto(f"{any_server.url}/runs/{waiting}")
     expect(page.locator("h1 + .status")).to_have_text("waiting")
-    page.locator("#tail details.call summary").click()
+    page.locator("#tail details.call > summary").click()
     any_server.call(any_server.app.answer(waiting, "p1", Approve()))
     expect(page.locator("h1 + .status")).to_have_text("done")
     expect(page.locator("#tail")).to_contain_text("It is settled.")

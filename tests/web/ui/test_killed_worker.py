@@ -43,4 +43,5 @@ def test_a_killed_worker_is_seen_at_once_and_its_run_ends_in_another(page: Page,
         expect(page.locator("#attempt-2 code")).not_to_have_text(first)
         expect(page.locator("#attempt-1 .status")).to_have_text("died")
         expect(page.locator("#timeline")).to_contain_text("attempt 2")
+        expect(page.locator("#timeline .tl-note")).to_contain_text(f"Worker {first} died")
         page.goto("about:blank")

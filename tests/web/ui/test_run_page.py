@@ -28,17 +28,17 @@ def test_the_transcript_is_a_chat_with_folded_calls(page: Page, finished: str) -
     expect(step).to_contain_text("First the page.")
     expect(step).to_contain_text("1,000 tokens · $0.0100")
     call = step.locator("details.call")
-    expect(call.get_by_text("Arguments")).to_be_hidden()
-    call.locator("summary").click()
-    expect(call.locator("pre").first).to_have_text(re.compile(r'\{\s+"url": "https://example.com/a"\s+\}'))
+    expect(call.get_by_role("heading", name="Arguments")).to_be_hidden()
+    call.locator("> summary").click()
+    expect(call.locator(".json").first).to_have_text(re.compile(r'1 key\s*url\s*"https://example.com/a"'))
     expect(page.locator("#step-3 a[rel~=noopener]")).to_have_attribute("href", "https://example.com/summary")
 
 
 def test_long_content_is_loaded_on_demand(page: Page, finished: str) -> None:
     page.goto(finished)
     call = page.locator("#step-2 details.call")
-    call.locator("summary").click()
-    result = call.locator("pre").last
+    call.locator("> summary").click()
+    result = call.locator(".content pre").last
     assert len(result.inner_text()) < 4000
     call.get_by_role("link", name=f"Show all {len(LONG_TEXT):,} characters").click()
     expect(call.get_by_role("link", name="Show all")).to_have_count(0)
@@ -48,7 +48,7 @@ def test_long_content_is_loaded_on_demand(page: Page, finished: str) -> None:
 def test_without_javascript_long_content_is_a_page(plain_page: Page, finished: str) -> None:
     plain_page.goto(finished)
     call = plain_page.locator("#step-2 details.call")
-    call.locator("summary").click()
+    call.locator("> summary").click()
     with plain_page.expect_navigation():
         call.get_by_role("link", name="Show all").click()
     assert plain_page.locator("main pre").inner_text().rstrip() == LONG_TEXT.rstrip()
@@ -66,8 +66,13 @@ def test_search_links_to_the_step(page: Page, finished: str) -> None:
 def test_a_long_run_is_shown_in_windows(server: UIServer, page: Page) -> None:
     server.call(store_long_run(server.app.store, "long-1", steps=400))
     page.goto(f"{server.url}/runs/long-1")
+    expect(page.get_by_role("region", name="Prompt")).to_contain_text("A long journey.")
     expect(page.locator("#step-400")).to_contain_text("thought 400")
-    assert page.locator(".step").count() < 150
+    assert page.locator(".step").count() < 50, "it opens at its end"
+    outline = page.get_by_role("navigation", name="Steps")
+    outline.get_by_role("link", name="101–150").click()
+    expect(page.locator("#step-101:target")).to_contain_text("thought 101")
+    page.goto(f"{server.url}/runs/long-1")
     page.get_by_role("link", name="Earlier steps").click()
     expect(page.locator("#step-400")).to_have_count(0)
     last_shown = page.locator(".step").last.get_attribute("id")

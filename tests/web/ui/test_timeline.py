@@ -1,9 +1,9 @@
-"""The waterfall of a run: where its bars and marks are."""
+"""The timeline of a run: where its bars, folds and marks are."""
 
 from datetime import UTC, datetime, timedelta
 
 from holdfast.checkpoint.progress import AttemptRecord
-from holdfast.core.run.state import StepTimes
+from holdfast.core.run.state import CallTime, StepTimes
 from holdfast.core.run.status import AttemptEnd
 from holdfast.web.ui.run_view.run_steps import StepView
 from holdfast.web.ui.run_view.run_timeline import build_timeline
@@ -16,7 +16,7 @@ def make_attempt(number: int, began_at: datetime, end: AttemptEnd) -> AttemptRec
     return AttemptRecord(number=number, worker_id=f"w-{number}", began_at=began_at, saved_at=began_at, end=end)
 
 
-def test_a_resume_is_marked_at_the_end_of_a_long_pause() -> None:
+def test_a_long_pause_is_folded_and_a_death_is_marked() -> None:
     # A second of work, an hour without a worker, and a second of work again.
     hour = timedelta(hours=1)
     first = StepView(number=1, first_seq=1, finished=True, at=NOW, took=SECOND, times=StepTimes(1000, 1000))
@@ -24,29 +24,49 @@ def test_a_resume_is_marked_at_the_end_of_a_long_pause() -> None:
         number=2, first_seq=3, finished=True, at=NOW + hour + SECOND, took=hour + SECOND, times=StepTimes(1000, 1000)
     )
     attempts = [
-        make_attempt(1, NOW - SECOND, AttemptEnd.DIED),
+        make_attempt(1, NOW, AttemptEnd.DIED),
         make_attempt(2, NOW + hour - timedelta(minutes=1), AttemptEnd.DONE),
     ]
     timeline = build_timeline([first, second], attempts=attempts, now=NOW + 2 * hour)
     assert timeline is not None
-    bars = [(lane.bar.label, lane.bar.took, lane.bar.step) for lane in timeline.lanes]
-    assert bars == [("model", "1.0 s", 1), ("paused", "1 h", 2), ("resumed", "attempt 2", 2), ("model", "1.0 s", 2)]
-    # The pause is cut to the length of all the work.
-    assert [(round(lane.x), round(lane.width)) for lane in timeline.lanes] == [
-        (0, 250),
-        (250, 500),
-        (742, 4),
-        (750, 250),
+    workers, one, two = timeline.rows
+    assert (workers.label, workers.took) == ("workers", "attempt 2")
+    assert [(bar.kind, timeline.place(bar.start), timeline.measure(bar)) for bar in one.bars] == [("model", 0, 46)]
+    assert [(bar.kind, timeline.place(bar.start), timeline.measure(bar)) for bar in two.bars] == [
+        ("wait", 46, 8),
+        ("model", 54, 46),
     ]
+    [fold] = timeline.folds
+    assert (fold.x, fold.width, fold.label) == (46, 8, "1 h")
+    [death] = timeline.deaths
+    assert (death.worker_id, death.at, death.gap) == ("w-1", NOW, hour - timedelta(minutes=1))
+    [*_, last] = timeline.ticks
+    assert last.x <= 100
 
 
-def test_a_resume_after_a_wait_or_before_the_window_is_not_marked() -> None:
-    step = StepView(number=9, first_seq=1, finished=True, at=NOW, took=SECOND, times=StepTimes(1000, 1000))
+def test_to_scale_nothing_is_folded() -> None:
+    first = StepView(number=1, first_seq=1, finished=True, at=NOW, took=SECOND, times=StepTimes(1000, 1000))
+    later = NOW + 99 * SECOND
+    second = StepView(number=2, first_seq=3, finished=True, at=later, took=99 * SECOND, times=StepTimes(1000, 1000))
+    timeline = build_timeline([first, second], now=later, to_scale=True)
+    assert timeline is not None
+    assert list(timeline.folds) == []
+    assert [timeline.measure(bar) for row in timeline.rows for bar in row.bars] == [1, 98, 1]
+
+
+def test_calls_have_rows_below_their_step_and_an_attempt_before_the_window_has_none() -> None:
+    times = StepTimes(1000, 400, (CallTime("c1", 400, 900),))
+    step = StepView(number=9, first_seq=1, finished=True, at=NOW, took=SECOND, times=times)
     attempts = [
         make_attempt(1, NOW - 9 * SECOND, AttemptEnd.DIED),
         make_attempt(2, NOW - 8 * SECOND, AttemptEnd.WAITING),
-        make_attempt(3, NOW, AttemptEnd.DONE),
+        make_attempt(3, NOW - SECOND / 2, AttemptEnd.DONE),
     ]
     timeline = build_timeline([step], attempts=attempts, now=NOW)
     assert timeline is not None
-    assert [lane.bar.label for lane in timeline.lanes] == ["model"]
+    assert [(row.label, row.depth, len(row.bars)) for row in timeline.rows] == [
+        ("workers", 0, 1),
+        ("9 · begins", 0, 2),
+        ("c1", 1, 1),
+    ]
+    assert list(timeline.deaths) == []

@@ -28,7 +28,7 @@ from holdfast.core.run.run_events import Event, HistoryRewritten, ReaderTooSlow,
 from holdfast.runtime.operations.verdicts import PICK, Verdict, read_verdict
 from holdfast.runtime.reading import formatting
 from holdfast.runtime.reading.formatting import utc_now
-from holdfast.runtime.reading.run_summary import RunSummary, describe_status, summarize_run
+from holdfast.runtime.reading.run_summary import RunSummary, describe_status, describe_times, summarize_run
 from holdfast.runtime.reading.run_views import RunDetails, read_details
 from holdfast.runtime.reading.transcript import CallRecord, Transcript, TranscriptItem, get_loop_name, read_record_waits
 
@@ -123,6 +123,7 @@ def _print_summary(output: Output, run: RunDetails, pick: Verdict | None) -> Non
         ("updated", _format_time_and_age(run.updated_at, now)),
         ("expires", _format_time_and_age(run.expires_at, now)),
         ("wakes", _format_time_and_age(run.wake_at, now)),
+        ("time", describe_times(run)),
         ("used", _format_usage(run)),
         ("failed", formatting.format_count(run.failed_calls, "call") if run.failed_calls else ""),
         ("size", formatting.format_size(run.size)),

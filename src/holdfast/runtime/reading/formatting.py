@@ -32,6 +32,19 @@ def format_duration(length: timedelta) -> str:
     return f"{seconds:.0f} s"
 
 
+def format_span(length: timedelta) -> str:
+    """`0.8 s`, `42 s`, `53 min 17 s`, `3 h 20 min`, `2 d 5 h`: with a second unit, for numbers that are added."""
+    seconds = max(0.0, length.total_seconds())
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for unit, name, part, part_name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= unit:
+            count, rest = divmod(whole, unit)
+            return f"{count} {name} {rest // part} {part_name}" if rest // part else f"{count} {name}"
+    return f"{whole} s"
+
+
 def format_age(since: timedelta) -> str:
     """`now`, `12 s ago`, `3 h ago`, `in 5 min`."""
     seconds = since.total_seconds()

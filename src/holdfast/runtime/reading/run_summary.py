@@ -14,12 +14,20 @@ from holdfast.checkpoint.record import TERMINAL_STATUSES, RunRecord, RunStatus
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import Usage
 from holdfast.core.run.waiting import WaitingCall
-from holdfast.runtime.reading.formatting import cut_text, format_call, format_count, format_duration, utc_now
+from holdfast.runtime.reading.formatting import (
+    cut_text,
+    format_call,
+    format_count,
+    format_duration,
+    format_span,
+    utc_now,
+)
 
 #: A running run that has saved nothing for this long makes no progress.
 QUIET_AFTER = timedelta(minutes=10)
 
 _REASON_LENGTH = 160
+_ZERO = timedelta(0)
 
 
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,8 +57,12 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     phase: str
     #: The usage of the run and its child runs.
     usage: Usage
-    #: Execution time, without the time it was interrupted.
+    #: Execution time, without the time it was interrupted or waited. Of a running run: until now.
     elapsed: timedelta
+    #: From its creation to its end; of a run that has not ended, until now.
+    total: timedelta
+    #: The rest of `total`: no process executed the run.
+    waited: timedelta
     #: Size of the journal in bytes.
     size: int
     #: The worker that executes the run, or that died while it did.
@@ -89,6 +101,8 @@ def summarize_run(record: RunRecord, now: datetime | None = None) -> RunSummary:
     with suppress(RecordDecodeError):  # a listing continues; `doctor` reports the error
         info, progress = decode(record.info, RunInfo), decode(record.progress, Progress)
     retry = progress.retry
+    now = now or utc_now()
+    times = measure_times(record, progress.elapsed, now)
     run = RunSummary(
         run_id=record.run_id,
         status=record.current_status,
@@ -107,7 +121,9 @@ def summarize_run(record: RunRecord, now: datetime | None = None) -> RunSummary:
         phases=progress.phases,
         phase=progress.phase,
         usage=progress.usage,
-        elapsed=progress.elapsed,
+        elapsed=times.worked,
+        total=times.total,
+        waited=times.waited,
         size=record.size,
         owner=record.owner if record.status is RunStatus.RUNNING else None,
         owner_alive=record.owner_alive,
@@ -123,8 +139,38 @@ def summarize_run(record: RunRecord, now: datetime | None = None) -> RunSummary:
         conversation=info.conversation,
         turns=progress.turns,
     )
-    pieces = describe_run(run, progress.calls.undecided, now or utc_now())
+    pieces = describe_run(run, progress.calls.undecided, now)
     return msgspec.structs.replace(run, description="".join(piece.text for piece in pieces))
+
+
+class RunTimes(NamedTuple):
+    """How long a run took: `total` is the sum of the others."""
+
+    total: timedelta
+    worked: timedelta
+    waited: timedelta
+
+
+def measure_times(record: RunRecord, elapsed: timedelta, now: datetime) -> RunTimes:
+    """Measure a run. Every list, page and answer has these numbers.
+
+    Args:
+        elapsed: the execution time that its last save recorded.
+    """
+    works = record.status is RunStatus.RUNNING and record.owner_alive
+    worked = elapsed + max(now - record.updated_at, _ZERO) if works else elapsed
+    # An end is written when the run has ended; clocks of two processes may differ.
+    total = max((record.updated_at if record.is_terminal else now) - record.created_at, worked)
+    return RunTimes(total, worked, total - worked)
+
+
+def describe_times(run: RunSummary) -> str:
+    """Return the durations of a run in one line: `53 min 50 s total = 33 s worked + 53 min 17 s waited`."""
+    # Rounded first, so that the parts add up as they are shown.
+    unit = timedelta(seconds=1) if run.total >= timedelta(seconds=10) else timedelta(milliseconds=100)
+    total = round(run.total / unit) * unit
+    worked = min(round(run.elapsed / unit) * unit, total)
+    return f"{format_span(total)} total = {format_span(worked)} worked + {format_span(total - worked)} waited"
 
 
 def describe_run(run: RunSummary, waits: Sequence[WaitingCall], now: datetime) -> list[Piece]:

@@ -72,6 +72,8 @@ _ROUTES: tuple[tuple[str, str, Handler, Scope], ...] = (
     ("POST", "/runs/{run_id}/fork", fork_form.fork, "start"),
     ("POST", "/runs/{run_id}/send", actions.send, "send"),
     ("GET", "/inbox", inbox_page.show_inbox, "read"),
+    ("GET", "/inbox/approve", inbox_page.preview_approvals, "answer"),
+    ("POST", "/inbox/approve", inbox_page.approve, "answer"),
     ("GET", "/bulk", bulk_page.preview, "control"),
     ("POST", "/bulk", bulk_page.apply, "control"),
     ("GET", "/fleet", fleet_page.show_fleet, "read"),

@@ -1,14 +1,13 @@
-"""Text, code, times and images of a transcript as safe HTML."""
+"""Times and images of a transcript as safe HTML."""
 
 import base64
 import binascii
-import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from holdfast.checkpoint.journal import Entry
 from holdfast.runtime.reading.formatting import format_age
@@ -82,58 +81,6 @@ def _find(value: Any) -> Iterator[Image]:
 def _make(media_type: str, data: str) -> Iterator[Image]:
     if media_type in _SIGNATURES and (image := Image(media_type, data)).is_safe:
         yield image
-
-
-_FENCE = re.compile(r"^```[^\n`]*\n(.*?)(?:^```[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
-_INLINE = re.compile(
-    r"`(?P<code>[^`\n]+)`"
-    r"|\*\*(?P<bold>[^*\n]+)\*\*"
-    r"|\[(?P<label>[^\[\]\n]{1,300})\]\((?P<target>https?://[^\s()<>\"']{1,2000})\)"
-    r"|(?P<url>https?://[^\s<>\"'`)\]]{1,2000}[^\s<>\"'`)\].,;:!?])"
-)
-
-
-#: Longer text is shown as it is.
-_MAX_RICH_LENGTH = 100_000
-
-
-def show_text(text: str) -> Markup:
-    """Return the text as HTML. Only `pre`, `code`, `strong` and links to http and https come out of it.
-
-    The patterns look at each character a bounded number of times: a transcript is hostile text.
-    """
-    if len(text) > _MAX_RICH_LENGTH:
-        return escape(text)
-    parts: list[Markup] = []
-    position = 0
-    for fence in _FENCE.finditer(text):
-        parts.append(_show_inline(text[position : fence.start()].rstrip("\n")))
-        parts.append(Markup("<pre>{}</pre>").format(fence[1].rstrip("\n")))
-        position = fence.end()
-    parts.append(_show_inline(text[position:].lstrip("\n") if position else text))
-    return Markup("").join(parts)
-
-
-def _show_inline(text: str) -> Markup:
-    parts: list[Markup] = []
-    position = 0
-    for found in _INLINE.finditer(text):
-        parts.append(escape(text[position : found.start()]))
-        parts.append(_show_match(found))
-        position = found.end()
-    parts.append(escape(text[position:]))
-    return Markup("").join(parts)
-
-
-def _show_match(found: re.Match[str]) -> Markup:
-    if code := found["code"]:
-        return Markup("<code>{}</code>").format(code)
-    if bold := found["bold"]:
-        return Markup("<strong>{}</strong>").format(bold)
-    target = found["target"] or found["url"]
-    return Markup('<a href="{}" rel="noopener noreferrer nofollow" target="_blank">{}</a>').format(
-        target, found["label"] or target
-    )
 
 
 def show_time(at: datetime) -> Markup:

@@ -1,4 +1,4 @@
-"""What all pages share: templates, the check of each request, errors as pages, the count of pending calls."""
+"""What all pages share: templates, the check of each request, errors as pages."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -10,22 +10,21 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from holdfast.app import App
-from holdfast.checkpoint.record import RunRecord, RunStatus
+from holdfast.checkpoint.record import RunRecord
 from holdfast.checkpoint.store import RunStore
 from holdfast.core.errors import DefinitionError
-from holdfast.core.run.waiting import PERSON_KINDS, describe_decision
+from holdfast.core.run.waiting import describe_decision
 from holdfast.root_error import HoldfastError
 from holdfast.runtime.reading import formatting
 from holdfast.runtime.reading.formatting import utc_now
-from holdfast.runtime.reading.transcript import read_record_waits
 from holdfast.web.api.problems import get_status
-from holdfast.web.auth import Authorize, Principal, Scope, authenticate, find_visible, list_visible
-from holdfast.web.ui.content import show_age, show_text, show_time
+from holdfast.web.auth import Authorize, Principal, Scope, authenticate, find_visible
+from holdfast.web.ui.content import show_age, show_time
+from holdfast.web.ui.json_tree import show_json
+from holdfast.web.ui.markdown import show_text
 
 #: A change of the files of the page gets a new URL.
 ASSET_VERSION = "1"
-#: Waiting runs whose calls are counted.
-_PENDING_LIMIT = 200
 
 
 def make_environment() -> jinja2.Environment:
@@ -51,6 +50,8 @@ def make_environment() -> jinja2.Environment:
         "cut": formatting.cut_text,
         "decision": describe_decision,
         "rich": show_text,
+        "tree": show_json,
+        "span": formatting.format_span,
     }
     environment.filters.update(filters)
     environment.globals["whole_call"] = formatting.format_whole_call
@@ -125,12 +126,6 @@ def make_endpoint(site: Site, handler: Handler, scope: Scope) -> Callable[[Reque
             return site.render_error(request, exc)
 
     return respond
-
-
-async def count_pending(store: RunStore, principal: Principal) -> int:
-    """Count the calls that wait for a person, in the newest runs that wait."""
-    page = await list_visible(store, principal, limit=_PENDING_LIMIT, status=RunStatus.WAITING)
-    return sum(call.kind in PERSON_KINDS for record in page.records for call in read_record_waits(record))
 
 
 def can_start(site: Site, principal: Principal) -> bool:

@@ -7,13 +7,14 @@ from holdfast.core.errors import DefinitionError
 from holdfast.root_error import HoldfastError
 from holdfast.runtime.reading.formatting import utc_now
 from holdfast.web.auth import find_visible
+from holdfast.web.ui.needs import count_needs
 from holdfast.web.ui.pages.run_filter import RunsFilter, parse_filter
 from holdfast.web.ui.pages.runs_page import ListedRun, read_rows
 from holdfast.web.ui.run_view.actions import BULK_ACTIONS, BulkAction, read_form
-from holdfast.web.ui.site import Site, count_pending, get_principal
+from holdfast.web.ui.site import Site, get_principal
 
 #: Runs that one action takes.
-MAX_RUNS = 200
+MAX_RUNS = 500
 
 
 async def preview(site: Site, request: Request) -> Response:
@@ -23,7 +24,7 @@ async def preview(site: Site, request: Request) -> Response:
     action = _get_action(name)
     wanted = parse_filter(params.get("q", ""), params.get("status", ""), utc_now())
     rows = [row for row in await _list_rows(site, request, wanted) if row.run.status in action.statuses][:MAX_RUNS]
-    pending = await count_pending(site.store, get_principal(request))
+    pending = await count_needs(site.store, get_principal(request))
     return site.render(
         request, "bulk.html", name=name, action=action, filter=wanted, rows=rows, limit=MAX_RUNS, pending_count=pending
     )
@@ -34,7 +35,7 @@ async def apply(site: Site, request: Request) -> Response:
     form = await read_form(request)
     action = _get_action(form.get("action", ""))
     done, refused = 0, list[str]()
-    for run_id in form.get("runs", "").split()[:MAX_RUNS]:
+    for run_id in _list_run_ids(form)[:MAX_RUNS]:
         try:
             await find_visible(site.store, get_principal(request), run_id)
             await action.apply(site, run_id)
@@ -42,6 +43,12 @@ async def apply(site: Site, request: Request) -> Response:
         except HoldfastError as exc:
             refused.append(str(exc))
     return site.render(request, "bulk_done.html", action=action, done=done, refused=refused)
+
+
+def _list_run_ids(form: dict[str, str]) -> list[str]:
+    """Return the runs of a form: all of a preview, or those of the groups and rows that were ticked."""
+    ticked = [form.get(f"runs-{name.removeprefix('tick-')}", "") for name in form if name.startswith("tick-")]
+    return " ".join([form.get("runs", ""), *ticked]).split()
 
 
 async def _list_rows(site: Site, request: Request, wanted: RunsFilter) -> list[ListedRun]:

@@ -24,9 +24,10 @@ from holdfast.runtime.reading.formatting import utc_now
 from holdfast.runtime.reading.run_summary import RunSummary, summarize_run
 from holdfast.web.auth import Principal, restrict_filter
 from holdfast.web.ui.live import Fragment, stream_fragments
+from holdfast.web.ui.needs import count_needs
 from holdfast.web.ui.pages.runs_page import StatusCounts, count_all
 from holdfast.web.ui.run_view.actions import read_form
-from holdfast.web.ui.site import Site, can_start, count_pending, get_principal
+from holdfast.web.ui.site import Site, can_start, get_principal
 
 #: Fires of a job, and accounts, that the page shows.
 _FIRES, _MAX_ACCOUNTS = 3, 20
@@ -171,6 +172,12 @@ class FleetOverview(msgspec.Struct, frozen=True, kw_only=True):
     #: There are more runs than were read.
     is_partial: bool
 
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal if nothing has changed but times."""
+        workers = [(each.worker_id, each.alive, [run.run_id for run in each.runs]) for each in self.workers]
+        return workers, self.depth, self.oldest and self.oldest.run_id, self.hours
+
 
 async def read_fleet(store: RunStore, principal: Principal, now: datetime) -> FleetOverview:
     """Read the fleet, as far as it is visible to the principal."""
@@ -258,7 +265,7 @@ async def stream_fleet(site: Site, request: Request) -> Response:
 
     async def read() -> Fragment:
         context = await _make_context(site, request, batteries)
-        key = (context["fleet"], context["batteries"])
+        key = (context["fleet"].key, context["batteries"])
         return Fragment(key, lambda: site.render_text(request, "fleet_live.html", **context))
 
     return stream_fragments(site.app.changes, get_principal(request), read)
@@ -298,5 +305,5 @@ async def _make_context(site: Site, request: Request, batteries: _BatteriesReade
         "fleet": await read_fleet(site.store, principal, utc_now()),
         "batteries": await batteries.read(),
         "can_start": can_start(site, principal),
-        "pending_count": await count_pending(site.store, principal),
+        "pending_count": await count_needs(site.store, principal),
     }

@@ -10,8 +10,9 @@ from holdfast.core.errors import DefinitionError
 from holdfast.ids import make_id
 from holdfast.web.api.run_operations import submit_visible
 from holdfast.web.errors import Forbidden
+from holdfast.web.ui.needs import count_needs
 from holdfast.web.ui.run_view.actions import parse_json, read_form
-from holdfast.web.ui.site import Site, can_start, count_pending, get_principal
+from holdfast.web.ui.site import Site, can_start, get_principal
 
 
 async def show_form(site: Site, request: Request) -> Response:
@@ -98,5 +99,5 @@ async def _render(
         agents=sorted(site.app.agents),
         form={"agent": "", "input": "", "data": "", "labels": ""} | form | {"run_id": make_id()},
         error=error,
-        pending_count=await count_pending(site.store, get_principal(request)),
+        pending_count=await count_needs(site.store, get_principal(request)),
     )

@@ -14,7 +14,7 @@ from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore
 from holdfast.checkpoint.workers import Fleet
 from holdfast.core.errors import DefinitionError
-from holdfast.core.run.waiting import PERSON_KINDS, WaitingCall
+from holdfast.core.run.waiting import WaitingCall
 from holdfast.runtime.operations.conversations import CONVERSATION_LABEL
 from holdfast.runtime.reading.formatting import utc_now
 from holdfast.runtime.reading.run_summary import Piece, RunSummary, describe_run, summarize_run
@@ -22,9 +22,10 @@ from holdfast.runtime.reading.run_views import RunQuery, list_records
 from holdfast.runtime.reading.transcript import read_record_waits
 from holdfast.web.auth import Principal, list_visible, restrict
 from holdfast.web.ui.live import Fragment, stream_fragments
+from holdfast.web.ui.needs import count_needs
 from holdfast.web.ui.pages.run_filter import NEEDS_YOU, STATUS_CHOICES, RunsFilter, parse_filter
 from holdfast.web.ui.run_view.actions import BULK_ACTIONS
-from holdfast.web.ui.site import Site, can_start, count_pending, get_principal
+from holdfast.web.ui.site import Site, can_start, get_principal
 
 PAGE_SIZE = 50
 #: Records read at a time, and in all, for a filter that the store cannot apply.
@@ -79,7 +80,7 @@ def needs_person(run: RunSummary, waits: Sequence[WaitingCall]) -> bool:
     """Whether the run continues only after a person has acted."""
     if run.status is RunStatus.PARKED:
         return True
-    return run.status is RunStatus.WAITING and any(call.kind in PERSON_KINDS for call in waits)
+    return run.status is RunStatus.WAITING and any(call.needs_answer for call in waits)
 
 
 async def read_rows(
@@ -148,7 +149,7 @@ async def show_runs(site: Site, request: Request) -> Response:
         wanted = RunsFilter(text=request.query_params.get("q", ""))
         context = {"filter": wanted, "page": RunRows(rows=[], cursor=None), "counts": None, "error": str(exc)}
         context["section"] = "runs"
-    pending = await count_pending(site.store, get_principal(request))
+    pending = await count_needs(site.store, get_principal(request))
     context["can_control"] = "control" in get_principal(request).scopes
     context["can_start"] = can_start(site, get_principal(request))
     status = 422 if context.get("error") else 200
@@ -161,7 +162,7 @@ async def stream_runs(site: Site, request: Request) -> Response:
 
     async def read() -> Fragment:
         context = await read_list(site, request)
-        pending = await count_pending(site.store, principal)
+        pending = await count_needs(site.store, principal)
         key = [
             [(row.run.run_id, row.run.status, row.run.updated_at) for row in context["page"].rows],
             context["counts"],

@@ -1,9 +1,8 @@
-"""Actions on a run: its forms, and the calls that wait for a person."""
+"""Actions on a run: what its forms send."""
 
 import asyncio
-import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -13,14 +12,16 @@ from starlette.responses import RedirectResponse, Response
 
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.record import TERMINAL_STATUSES, RunRecord, RunStatus
-from holdfast.checkpoint.store import RunStore, get_record
+from holdfast.checkpoint.store import get_record
 from holdfast.core.errors import DefinitionError
-from holdfast.core.run.waiting import PERSON_KINDS, Answer, Approve, Deny, Value, WaitingCall
+from holdfast.core.run.waiting import Answer, Approve, Deny, Value
 from holdfast.root_error import HoldfastError
-from holdfast.runtime.operations.mailing import MAX_MAIL_BYTES
-from holdfast.runtime.reading.run_summary import RunSummary, summarize_run
-from holdfast.runtime.reading.transcript import Transcript, get_loop_name
+from holdfast.runtime.operations.mailing import MAX_MAIL_BYTES, NotWaiting
+from holdfast.runtime.reading.run_summary import summarize_run
+from holdfast.runtime.reading.transcript import read_record_waits
+from holdfast.web.ui.argument_form import add_error, find_tool, read_fields
 from holdfast.web.ui.site import Site, get_principal
+from holdfast.web.ui.tasks import WaitingTask, read_task
 
 _MAX_FORM_BYTES = 4 * MAX_MAIL_BYTES
 #: A batch of a hundred calls in doubt has two for each.
@@ -49,19 +50,66 @@ _log = logging.getLogger("holdfast.web")
 
 #: A resume that is refused says so within this time; after it the run executes.
 _REFUSAL_TIMEOUT = 0.5
-_VIA = "web"
+#: How an answer of the page is recorded.
+VIA = "web"
 
 
 async def answer(site: Site, request: Request) -> Response:
-    """Answer a call that waits."""
+    """Answer a call that waits. An edit that is refused is shown again, with its errors."""
     record = await site.get_record(request)
     form = await read_form(request)
-    decision, said = _read_answer(form)
+    call_id = form.get("call_id", "")
+    decision: Answer
+    if form.get("decision") == "edit":
+        decision, refused = await _read_edit(site, record, call_id, form)
+        if refused is not None:
+            return render_task(site, request, refused, status=422)
+        said = "approved"
+    else:
+        decision, said = _read_answer(form)
     by = get_principal(request).caller_id or "local"
-    await site.app.answer(
-        record.run_id, form.get("call_id", ""), decision, by=by, via=_VIA, digest=form.get("digest", "")
-    )
+    await site.app.answer(record.run_id, call_id, decision, by=by, via=VIA, digest=form.get("digest", ""))
     return redirect(request, "/inbox" if form.get("back") == "inbox" else f"/runs/{record.run_id}", said)
+
+
+def render_task(site: Site, request: Request, task: WaitingTask, status: int = 200) -> Response:
+    """Show one call alone."""
+    principal = get_principal(request)
+    can_answer = "answer" in principal.scopes
+    return site.render(
+        request, "task.html", status=status, task=task, back="inbox", show_run=True, can_answer=can_answer
+    )
+
+
+async def _read_edit(
+    site: Site, record: RunRecord, call_id: str, form: dict[str, str]
+) -> tuple[Approve, WaitingTask | None]:
+    """Return the approval with edited arguments, or the task with what is wrong with the edit."""
+    call = next((each for each in read_record_waits(record) if each.call_id == call_id), None)
+    if call is None:
+        parse_json(form.get("arguments", "{}"), "the arguments are not a JSON object", dict[str, Any])
+        raise NotWaiting(f"run {record.run_id} has no call {call_id} that waits for an answer")
+    task = await read_task(site.store, record, call, site.app.agents)
+    if task is None:
+        raise RunNotFound(record.run_id)
+    fields, error = task.fields, ""
+    arguments: dict[str, Any] = {}
+    if fields and "arguments" not in form:
+        fields, arguments = read_fields(fields, form)
+    else:
+        fields = ()
+        try:
+            arguments = parse_json(form.get("arguments", ""), "the arguments are not a JSON object", dict[str, Any])
+        except DefinitionError as exc:
+            error = str(exc)
+    tool = find_tool(site.app.agents, record.agent_name, call.tool)
+    if tool is not None and not error and not any(field.error for field in fields):
+        try:
+            tool.check(arguments)
+        except ValueError as exc:
+            fields, error = add_error(fields, str(exc))
+    task = msgspec.structs.replace(task, fields=fields, error=error, edit=form.get("arguments", ""))
+    return Approve(arguments=arguments), task if task.is_open else None
 
 
 def _read_answer(form: dict[str, str]) -> tuple[Answer, str]:
@@ -70,10 +118,6 @@ def _read_answer(form: dict[str, str]) -> tuple[Answer, str]:
     match form.get("decision"):
         case "approve":
             return Approve(), "approved"
-        case "edit":
-            return Approve(
-                arguments=parse_json(form.get("arguments", ""), "the arguments are not a JSON object", dict[str, Any])
-            ), "approved"
         case "deny":
             return Deny(reason=form.get("reason", "").strip()), "denied"
         case "value":
@@ -110,16 +154,16 @@ async def cancel(site: Site, request: Request) -> Response:
 
 
 async def unpark(site: Site, request: Request) -> Response:
-    """Leave a parked run to the workers, with the results of calls in doubt that the form has."""
+    """Leave a parked run to the workers, with what a person has found out about its calls in doubt."""
     record = await site.get_record(request)
     form = await read_form(request)
     given = {
-        form.get(f"call-{name.removeprefix('result-')}", ""): _parse_value(value)
-        for name, value in form.items()
-        if name.startswith("result-") and value.strip()
+        form.get(f"call-{number}", ""): _parse_value(form.get(f"result-{number}", ""))
+        for number in (name.removeprefix("choice-") for name, value in form.items() if name.startswith("choice-"))
+        if form[f"choice-{number}"] == "happened"
     }
     await site.app.unpark(record.run_id, given)
-    return redirect(request, f"/runs/{record.run_id}", "unparked")
+    return redirect(request, "/inbox" if form.get("back") == "inbox" else f"/runs/{record.run_id}", "unparked")
 
 
 async def resume(site: Site, request: Request) -> Response:
@@ -202,55 +246,3 @@ BULK_ACTIONS = {
         is_destructive=True,
     ),
 }
-
-
-#: The reply that made a call is among the last entries of its run.
-_CONTEXT_ENTRIES = 12
-_ANSWERABLE = PERSON_KINDS | {"result"}
-
-
-class WaitingTask(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that waits for an answer."""
-
-    call: WaitingCall
-    run: RunSummary
-    #: What the model said when it made the call.
-    context: str = ""
-
-    @property
-    def anchor(self) -> str:
-        """An id for the page: that of a call may contain anything."""
-        return hashlib.sha256(f"{self.call.run_id} {self.call.id}".encode()).hexdigest()[:12]
-
-    @property
-    def question(self) -> str:
-        """What is asked, or why an approval is."""
-        asked = self.call.arguments.get("question") if isinstance(self.call.arguments, dict) else None
-        return asked if self.call.kind == "question" and isinstance(asked, str) else self.call.reason
-
-    @property
-    def options(self) -> list[str]:
-        """The answers that a question offers."""
-        given = self.call.arguments.get("options") if isinstance(self.call.arguments, dict) else None
-        return [each for each in given if isinstance(each, str)] if isinstance(given, list) else []
-
-
-def list_tasks(record: RunRecord, calls: Iterable[WaitingCall]) -> list[WaitingTask]:
-    """Return the calls of a run that can be answered, without context."""
-    run = summarize_run(record)
-    return [WaitingTask(call=call, run=run) for call in calls if call.kind in _ANSWERABLE]
-
-
-async def read_tasks(store: RunStore, calls: Sequence[WaitingCall]) -> list[WaitingTask]:
-    """Return the tasks of these calls, with context. Those of runs that are gone are left out."""
-    tasks: list[WaitingTask] = []
-    for call in calls:
-        try:
-            record = await get_record(store, call.run_id)
-            stored = await store.load(call.run_id, after=max(-1, record.next_seq - _CONTEXT_ENTRIES - 1))
-        except RunNotFound:
-            continue
-        replies = [item for item in Transcript(get_loop_name(record)).read(stored.entries) if item.kind == "reply"]
-        said = [item.text for item in replies if any(each.call_id == call.call_id for each in item.calls)]
-        tasks.append(WaitingTask(call=call, run=summarize_run(record), context=said[-1] if said else ""))
-    return tasks

@@ -9,59 +9,33 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from holdfast.checkpoint.codec import decode
-from holdfast.checkpoint.progress import AttemptRecord, Progress
+from holdfast.checkpoint.progress import AttemptRecord
 from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore
 from holdfast.core.run.info import FORK_LABEL
 from holdfast.core.run.status import AttemptEnd
 from holdfast.fanout.responses import is_fanout
 from holdfast.runtime.reading.formatting import utc_now
-from holdfast.runtime.reading.run_summary import RunSummary, describe_run, summarize_run
+from holdfast.runtime.reading.run_summary import RunSummary, describe_run, describe_times, summarize_run
 from holdfast.runtime.reading.run_views import read_attempts
-from holdfast.runtime.reading.transcript import CallRecord, Transcript, get_loop_name, read_record_waits
+from holdfast.runtime.reading.transcript import read_record_waits
 from holdfast.web.auth import Principal, list_visible
-from holdfast.web.ui.run_view.actions import list_tasks
+from holdfast.web.ui.needs import count_needs
+from holdfast.web.ui.run_view.run_outline import build_outline
 from holdfast.web.ui.run_view.run_steps import Content, StepView
 from holdfast.web.ui.run_view.run_timeline import RunTimeline, build_timeline
-from holdfast.web.ui.run_view.run_window import read_content, read_image, read_number, read_window, search
-from holdfast.web.ui.site import Site, count_pending, get_principal
-
-#: The reply that made the calls is among the last entries: a batch of calls, and their results.
-_ENTRIES = 200
+from holdfast.web.ui.run_view.run_window import (
+    read_content,
+    read_image,
+    read_number,
+    read_outcome,
+    read_window,
+    search,
+)
+from holdfast.web.ui.site import Site, get_principal
+from holdfast.web.ui.tasks import Doubt, DoubtTask, list_tasks, read_doubts
 
 _MIN_COMPARED = 2
-
-
-class Doubt(msgspec.Struct, frozen=True, kw_only=True):
-    """A call without a result."""
-
-    call: CallRecord
-    #: Unless a person resolves it, the model reads that its outcome is unknown. Others are made when the run resumes.
-    is_reported: bool
-
-
-async def read_doubts(store: RunStore, record: RunRecord) -> Sequence[Doubt]:
-    """Return the calls of a parked run that have no result; none if it is not parked."""
-    if record.status is not RunStatus.PARKED:
-        return []
-    stored = await store.load(record.run_id, after=max(-1, record.next_seq - _ENTRIES - 1))
-    transcript = Transcript(get_loop_name(record))
-    transcript.read(stored.entries)
-    transcript.close(stored.record)
-    return list_doubts(stored.record, transcript)
-
-
-def list_doubts(record: RunRecord, transcript: Transcript) -> Sequence[Doubt]:
-    """The same, from a transcript that has the step in progress."""
-    if record.status is not RunStatus.PARKED:
-        return []
-    in_doubt = decode(record.progress, Progress).calls.in_doubt
-    return [
-        Doubt(call=call, is_reported=call.call_id in in_doubt)
-        for call in transcript.unanswered
-        if call.state == "in doubt"
-    ]
 
 
 _LIMIT = 50
@@ -132,24 +106,38 @@ async def show_run(site: Site, request: Request) -> Response:
     principal = get_principal(request)
     related, doubts = await read_related(site.store, record, principal), await read_doubts(site.store, record)
     common: dict[str, Any] = {"query": query, "said": MESSAGES.get(params.get("said", ""), "")}
-    common["pending_count"] = await count_pending(site.store, principal)
+    common["pending_count"] = await count_needs(site.store, principal)
     if query:
-        head = make_head(site, principal, record, related, doubts)
+        head = make_head(site, principal, record, related, doubts) | {"outcome": None, "outline": None}
         hits = await search(site.store, record.run_id, query)
         return site.render(request, "run.html", **head, **common, hits=hits, window=None, timeline=None)
     before, step = read_number(params.get("before")), read_number(params.get("step"))
     window = await read_window(site.store, record, before=before, step=step)
     head = make_head(site, principal, record, related, doubts, window.answered)
-    timeline = make_timeline(record, window.steps.steps, is_end=window.later is None)
+    head["outcome"] = await read_outcome(site.store, window)
+    head["outline"] = build_outline(head["run"], window.steps.steps)
+    head["to_scale"] = to_scale = "scale" in params
+    timeline = make_timeline(
+        record, window.steps.steps, related.children, is_end=window.later is None, to_scale=to_scale
+    )
     return site.render(request, "run.html", **head, **common, window=window, hits=[], timeline=timeline)
 
 
-def make_timeline(record: RunRecord, steps: Sequence[StepView], *, is_end: bool) -> RunTimeline | None:
-    """Return the waterfall of these steps, which may be the last of the run."""
+def make_timeline(
+    record: RunRecord,
+    steps: Sequence[StepView],
+    children: Sequence[RunSummary],
+    *,
+    is_end: bool,
+    to_scale: bool = False,
+) -> RunTimeline | None:
+    """Return the timeline of these steps, which may be the last of the run."""
     waits = read_record_waits(record) if record.status is RunStatus.WAITING and is_end else ()
     waits_since = min((call.asked_at for call in waits), default=None)
     attempts = [each for each in read_attempts(record) if is_end or not _is_later(each, steps)]
-    return build_timeline(steps, attempts=attempts, waits_since=waits_since, now=utc_now())
+    return build_timeline(
+        steps, attempts=attempts, children=children, waits_since=waits_since, now=utc_now(), to_scale=to_scale
+    )
 
 
 def _is_later(attempt: AttemptRecord, steps: Sequence[StepView]) -> bool:
@@ -172,8 +160,10 @@ def make_head(
     known_agent = record.agent_name in site.app.agents
     return {
         "run": run,
+        "times": describe_times(run),
+        "to_scale": False,
         "why": describe_run(run, waits, utc_now()),
-        "tasks": list_tasks(record, [call for call in waits if call.topic not in answered]),
+        "tasks": list_tasks(record, [call for call in waits if call.topic not in answered], site.app.agents),
         "related": related,
         "can_compare": can_compare(record, len(related.forks), len(related.children)),
         "is_terminal": record.is_terminal,
@@ -182,7 +172,8 @@ def make_head(
         "can_control": "control" in principal.scopes,
         "can_resume": known_agent and run.status in _RESUMABLE,
         "can_fork": "start" in principal.scopes and not run.conversation,
-        "doubts": doubts if "control" in principal.scopes else [],
+        "doubt_task": DoubtTask(run=run, doubts=doubts) if doubts and "control" in principal.scopes else None,
+        "who": principal.caller_id or "local",
         "attempts": read_attempts(record),
         "attempt_classes": _ATTEMPT_CLASSES,
         # Shown for a run without recorded attempts.

@@ -9,12 +9,15 @@ import msgspec
 from holdfast.checkpoint.journal import Entry
 from holdfast.checkpoint.record import RunRecord
 from holdfast.core.run.state import StepTimes
-from holdfast.runtime.reading.formatting import format_value
+from holdfast.runtime.reading.formatting import cut_text, format_value
 from holdfast.runtime.reading.transcript import CallRecord, Transcript, TranscriptItem, get_loop_name
 from holdfast.web.ui.content import list_images
 
 #: Longer content is cut; the rest is loaded when the reader asks for it.
 FOLD_LENGTH = 3_000
+
+#: Characters of the title of a step, and of an argument in one line.
+_TITLE, _ARGUMENT = 60, 120
 
 PartKind = Literal[
     "prompt", "user", "system", "thinking", "reply", "result", "message", "phase", "turn", "answer", "error"
@@ -48,6 +51,33 @@ class CallView(msgspec.Struct, kw_only=True):
     arguments: Content
     result: Content | None = None
     is_resolution: bool = False
+    #: In the process that finished the step; `None` if it is not known.
+    took: timedelta | None = None
+
+    @property
+    def anchor(self) -> str:
+        return f"call-{self.arguments.seq}-{self.arguments.number}"
+
+    @property
+    def state(self) -> str:
+        return self.call.state
+
+    @property
+    def changes(self) -> list[tuple[str, str, str]]:
+        """The arguments that a person has changed, with the old and the new value."""
+        old, new = self.call.original_arguments, self.call.arguments
+        if not isinstance(old, dict) or not isinstance(new, dict):
+            return [] if old is None else [("arguments", _format_line(old), _format_line(new))]
+        names = [*old, *(name for name in new if name not in old)]
+        return [
+            (name, _format_line(old[name]) if name in old else "", _format_line(new[name]) if name in new else "")
+            for name in names
+            if (name in old, old.get(name)) != (name in new, new.get(name))
+        ]
+
+
+def _format_line(value: Any) -> str:
+    return cut_text(msgspec.json.encode(value).decode(errors="replace"), _ARGUMENT)
 
 
 class Part(msgspec.Struct, kw_only=True):
@@ -79,12 +109,24 @@ class StepView(msgspec.Struct, kw_only=True):
     def anchor(self) -> str:
         return f"step-{self.number}"
 
+    @property
+    def calls(self) -> list[CallView]:
+        return [view for part in self.parts for view in part.calls]
+
+    @property
+    def title(self) -> str:
+        """What the step did, in a few words: the beginning of its reply, or its tools."""
+        said = next((part.content.text for part in self.parts if part.kind == "reply" and part.content), "")
+        return cut_text(said.lstrip("#*-> "), _TITLE) or ", ".join(view.call.tool for view in self.calls) or "begins"
+
 
 class Steps(msgspec.Struct, kw_only=True):
     """A window of the transcript."""
 
     steps: Sequence[StepView]
     transcript: Transcript
+    #: The result of the run, or its error; `None` if it has not ended.
+    outcome: Content | None = None
     #: The number of the last finished step's entry, after which a later read may continue; -1: the beginning.
     last_step_seq: int
 
@@ -119,7 +161,12 @@ def build_steps(
     builder = _Builder(base, record.created_at, finished_steps, Numbering(fold), images)
     for item in items:
         builder.add(item)
-    return Steps(steps=builder.finish(), transcript=transcript, last_step_seq=builder.last_step_seq)
+    return Steps(
+        steps=builder.finish(),
+        transcript=transcript,
+        outcome=builder.outcome,
+        last_step_seq=builder.last_step_seq,
+    )
 
 
 class Numbering:
@@ -161,6 +208,7 @@ class _Builder:
         #: By entry: the pictures that are not placed yet.
         self._images = images
         self.last_step_seq = base.seq if base is not None else -1
+        self.outcome: Content | None = None
 
     def add(self, item: TranscriptItem) -> None:
         if self._first_seq is None:
@@ -179,6 +227,9 @@ class _Builder:
 
     def _end_step(self, item: TranscriptItem) -> None:
         last = self._last
+        for time in item.times.calls if item.times is not None else ():
+            if view := self._calls.get(time.call_id):
+                view.took = timedelta(milliseconds=time.end - time.start)
         self._steps.append(
             StepView(
                 number=item.step,
@@ -198,6 +249,8 @@ class _Builder:
 
     def _add_part(self, item: TranscriptItem) -> None:
         contents = [content for _, content in self._numbers.read(item)]
+        if item.kind == "outcome":
+            self.outcome = contents[0]
         if item.kind in _ILLUSTRATED and contents:
             contents[0] = msgspec.structs.replace(contents[0], images=self._images.pop(item.seq, 0))
         match item.kind:

@@ -22,10 +22,12 @@ from holdfast.root_error import HoldfastError
 from holdfast.runtime.streams.entry_events import EventCursor, get_incarnation
 from holdfast.web.sse import EventStreamResponse, encode_html
 from holdfast.web.ui.live import UPDATE_PAUSE
-from holdfast.web.ui.run_view.run_page import list_doubts, make_head, make_timeline, read_children, read_related
+from holdfast.web.ui.run_view.run_outline import build_outline
+from holdfast.web.ui.run_view.run_page import make_head, make_timeline, read_children, read_related
 from holdfast.web.ui.run_view.run_steps import StepView
 from holdfast.web.ui.run_view.run_window import TranscriptWindow, read_number, read_tail, read_window
 from holdfast.web.ui.site import Site, get_principal
+from holdfast.web.ui.tasks import list_doubts
 
 #: Times and ages are rendered again after this many seconds without an event.
 _REFRESH_SECONDS = 20
@@ -133,7 +135,9 @@ class RunUpdates:
         self._steps = [*finished, *steps.steps][-_KEPT_STEPS:]
         doubts = list_doubts(record, steps.transcript)
         head = make_head(self._site, self._principal, record, self._related, doubts, window.answered)
-        head["timeline"] = make_timeline(record, self._steps, is_end=True)
+        head["outcome"] = steps.outcome
+        head["outline"] = build_outline(head["run"], self._steps)
+        head["timeline"] = make_timeline(record, self._steps, self._related.children, is_end=True)
         tail = [step for step in steps.steps if step.first_seq > self._after]
         return self._render_changes(head, tail, draft, replace_all=replace_all)
 

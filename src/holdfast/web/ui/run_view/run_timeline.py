@@ -1,8 +1,7 @@
-"""The waterfall of a run: for each step the time before it, the model call and the tool calls."""
+"""The timeline of a run: one row for its workers, one for each step, its calls and its child runs, on a common axis."""
 
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timedelta
-from itertools import pairwise
+from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 import msgspec
@@ -10,134 +9,187 @@ import msgspec
 from holdfast.checkpoint.progress import AttemptRecord
 from holdfast.core.run.status import AttemptEnd
 from holdfast.runtime.reading.formatting import format_duration
+from holdfast.runtime.reading.run_summary import RunSummary
 from holdfast.web.ui.run_view.run_steps import CallView, StepView
+from holdfast.web.ui.run_view.time_axis import Axis, Fold, Tick, make_axis
 
-#: Steps that a waterfall shows: the last ones of the window.
-_MAX_STEPS = 25
-#: A shorter pause between two steps is not shown.
+#: Steps that a timeline shows: the last ones of the window. Child runs of one timeline.
+_MAX_STEPS, _MAX_CHILDREN = 25, 20
+#: A shorter pause before a step is not shown.
 _MIN_PAUSE = timedelta(milliseconds=100)
+#: The narrowest bar, in per cent.
+_MIN_WIDTH = 0.4
 
-BarKind = Literal["run", "tool", "wait", "bad", "mark"]
+BarKind = Literal["model", "tool", "bad", "wait", "child", "worker"]
 
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the waterfall."""
+    """One stretch of time."""
 
-    label: str
     kind: BarKind
     start: datetime
     end: datetime
-    step: int
-    #: Shown instead of its length.
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the timeline."""
+
+    label: str
+    #: Where its link leads to: a place in the page, or a run.
+    target: str
+    bars: Sequence[Bar]
+    depth: int = 0
+    #: Shown instead of the time between its first and its last bar.
     text: str = ""
+    is_edited: bool = False
 
     @property
     def took(self) -> str:
-        return self.text or format_duration(self.end - self.start)
+        if self.text or not self.bars:
+            return self.text
+        return format_duration(max(bar.end for bar in self.bars) - min(bar.start for bar in self.bars))
+
+    @property
+    def spoken(self) -> str:
+        """What the bars say, in words."""
+        if not self.bars:
+            return ""
+        kinds = {"bad": "failed", "wait": "waits", "child": "child run", "worker": "attempt"}
+        names = dict.fromkeys(kinds.get(bar.kind, bar.kind) for bar in self.bars)
+        return f"{', '.join(names)}, from {self.bars[0].start.astimezone(UTC):%H:%M:%S}"
 
 
-class Lane(msgspec.Struct, frozen=True, kw_only=True):
-    """A bar with its place, in thousandths of the width."""
+class Death(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of a worker's process, and the attempt that followed."""
 
-    bar: Bar
-    x: float
-    width: float
+    worker_id: str
+    at: datetime
+    next: AttemptRecord | None = None
+
+    @property
+    def gap(self) -> timedelta | None:
+        """The time until another worker resumed the run."""
+        began = None if self.next is None else self.next.began_at
+        return None if began is None else max(began - self.at, timedelta(0))
 
 
 class RunTimeline(msgspec.Struct, frozen=True, kw_only=True):
-    """The waterfall, and what its time was spent on."""
+    """All rows, and the axis that places them."""
 
-    lanes: Sequence[Lane]
-    worked: timedelta
-    waited: timedelta
+    rows: Sequence[Row]
+    axis: Axis
+    deaths: Sequence[Death]
+
+    def place(self, at: datetime) -> float:
+        """Return the place of a moment, in per cent."""
+        return round(self.axis.place(at), 2)
+
+    def measure(self, bar: Bar) -> float:
+        """Return the width of a bar, in per cent."""
+        start = min(self.axis.place(bar.start), 100 - _MIN_WIDTH)
+        return round(max(_MIN_WIDTH, min(100.0, self.axis.place(bar.end)) - start), 2)
+
+    @property
+    def folds(self) -> Sequence[Fold]:
+        return self.axis.folds
+
+    @property
+    def ticks(self) -> Sequence[Tick]:
+        return self.axis.ticks
 
 
 def build_timeline(
     steps: Sequence[StepView],
     *,
     attempts: Sequence[AttemptRecord] = (),
+    children: Sequence[RunSummary] = (),
     waits_since: datetime | None = None,
     now: datetime,
+    to_scale: bool = False,
 ) -> RunTimeline | None:
-    """Build the waterfall of the last steps of a window; `None` if no step is finished.
+    """Build the timeline of the last steps of a window; `None` if no step is finished.
 
-    A wait may be a thousand times longer than the work, so the axis is not the clock: a pause takes at most the width
-    of all the work.
+    A wait may be a thousand times longer than the work, so a stretch in which no process works is folded.
 
     Args:
-        attempts: of the run, until the end of the window. Those that resumed it within the window are marked.
+        attempts: of the run, until the end of the window.
+        children: of the run. Each is shown below the call that began it.
         waits_since: when the step in progress began to wait, if it does.
+        to_scale: fold nothing.
     """
     finished = [step for step in steps if step.finished and step.at is not None][-_MAX_STEPS:]
-    bars = [bar for step in finished for bar in _list_bars(step)]
+    rows = [row for step in finished for row in _list_rows(step, children)]
     if waits_since is not None:
         number = steps[-1].number if steps else 1
-        bars.append(Bar(label="waits", kind="wait", start=waits_since, end=max(now, waits_since), step=number))
-    if not bars:
+        bar = Bar(kind="wait", start=waits_since, end=max(now, waits_since))
+        rows.append(Row(label="waits", target=f"#step-{number}", bars=[bar]))
+    if not rows:
         return None
-    bars = _add_resumes(bars, attempts)
-    waited = sum((bar.end - bar.start for bar in bars if bar.kind == "wait"), timedelta(0))
-    worked = max(bar.end for bar in bars) - bars[0].start - waited
-    return RunTimeline(lanes=list(_place(bars, max(worked, timedelta(milliseconds=1)))), worked=worked, waited=waited)
+    start = min(bar.start for row in rows for bar in row.bars)
+    end = max(bar.end for row in rows for bar in row.bars)
+    shown = [_clip(each, start, end, now) for each in attempts]
+    workers = [bar for bar in shown if bar is not None]
+    worked = [bar for row in rows for bar in row.bars if bar.kind in ("model", "tool", "bad", "child")]
+    axis = make_axis(start, end, [] if to_scale else [(bar.start, bar.end) for bar in worked], folds=not to_scale)
+    text = "" if not attempts else f"attempt {attempts[-1].number}"
+    head = [Row(label="workers", target="#run-side", bars=workers, text=text)] if workers else []
+    return RunTimeline(rows=[*head, *rows], axis=axis, deaths=[*_list_deaths(attempts, start, end)])
 
 
-def _add_resumes(bars: Sequence[Bar], attempts: Sequence[AttemptRecord]) -> list[Bar]:
-    """Add a mark where a worker resumed the run. After a wait the bar of the wait says enough."""
-    marked = list(bars)
-    for before, attempt in pairwise(attempts):
-        at = attempt.began_at
-        if at is None or at < bars[0].start or before.end is AttemptEnd.WAITING:
-            continue
-        following = next((bar for bar in bars if bar.end >= at), bars[-1])
-        text = f"attempt {attempt.number}"
-        marked.append(Bar(label="resumed", kind="mark", start=at, end=at, step=following.step, text=text))
-    return sorted(marked, key=lambda bar: bar.start)
-
-
-def _list_bars(step: StepView) -> Iterator[Bar]:
-    """Yield the bars of a finished step, in the order of time."""
+def _list_rows(step: StepView, children: Sequence[RunSummary]) -> Iterator[Row]:
+    """Yield the row of a finished step, those of its calls, and those of their child runs."""
     assert step.at is not None
-    number, times = step.number, step.times
+    times = step.times
     took = timedelta(milliseconds=times.took) if times is not None else step.took or timedelta(0)
     began = step.at - took
+    bars: list[Bar] = []
     if step.took is not None and step.took - took > _MIN_PAUSE:
-        label = "queued" if number == 1 else "paused"
-        yield Bar(label=label, kind="wait", start=step.at - step.took, end=began, step=number)
-    if times is None:
-        yield Bar(label=f"step {number}", kind="run", start=began, end=step.at, step=number)
-        return
-    if times.model:
-        yield Bar(label="model", kind="run", start=began, end=began + timedelta(milliseconds=times.model), step=number)
-    calls: dict[str, CallView] = {view.call.call_id: view for part in step.parts for view in part.calls}
-    for call in times.calls:
-        view = calls.get(call.call_id)
-        failed = view is not None and view.call.state == "error"
-        yield Bar(
-            label=view.call.tool if view is not None else call.call_id,
-            kind="bad" if failed else "tool",
+        bars.append(Bar(kind="wait", start=step.at - step.took, end=began))
+    if times is None or times.model:
+        end = step.at if times is None else began + timedelta(milliseconds=times.model)
+        bars.append(Bar(kind="model", start=began, end=end))
+    views: dict[str, CallView] = {view.call.call_id: view for view in step.calls}
+    calls: list[Row] = []
+    for call in times.calls if times is not None else ():
+        view = views.get(call.call_id)
+        kind: BarKind = "bad" if view is not None and view.state == "error" else "tool"
+        bar = Bar(
+            kind=kind,
             start=began + timedelta(milliseconds=call.start),
             end=began + timedelta(milliseconds=call.end),
-            step=number,
         )
+        bars.append(bar)
+        calls += _list_call_rows(step, call.call_id, view, bar, children)
+    bars = bars or [Bar(kind="model", start=began, end=step.at)]
+    yield Row(label=f"{step.number} · {step.title}", target=f"#{step.anchor}", bars=bars)
+    yield from calls
 
 
-def _place(bars: Sequence[Bar], worked: timedelta) -> Iterator[Lane]:
-    """Place the bars on an axis on which each pause is cut to the length of all the work."""
-    pauses = [bar for bar in bars if bar.kind == "wait" and bar.end - bar.start > worked]
-    origin = bars[0].start
-
-    def place(at: datetime) -> timedelta:
-        return at - origin - sum((_cut_pause(pause, at, worked) for pause in pauses), timedelta(0))
-
-    total = max(place(bar.end) for bar in bars) or timedelta(milliseconds=1)
-    for bar in bars:
-        start, end = place(bar.start), place(bar.end)
-        yield Lane(
-            bar=bar, x=round(1000 * (start / total), 1), width=max(4.0, round(1000 * ((end - start) / total), 1))
-        )
+def _list_call_rows(
+    step: StepView, call_id: str, view: CallView | None, bar: Bar, children: Sequence[RunSummary]
+) -> Iterator[Row]:
+    label = view.call.tool if view is not None else call_id
+    target = f"#{view.anchor if view is not None else step.anchor}"
+    yield Row(label=label, target=target, bars=[bar], depth=1, is_edited=view is not None and bool(view.changes))
+    begun = [child for child in children if child.agent == label and bar.start <= child.created_at <= bar.end]
+    for child in begun[:_MAX_CHILDREN]:
+        end = max(child.created_at, min(child.updated_at, bar.end))
+        stretch = Bar(kind="child", start=child.created_at, end=end)
+        yield Row(label=child.run_id.rpartition(":")[2], target=f"/runs/{child.run_id}", bars=[stretch], depth=2)
 
 
-def _cut_pause(pause: Bar, at: datetime, length: timedelta) -> timedelta:
-    """Return the time to cut before `at`, so that the pause takes `length`: all of it, or the part that has passed."""
-    passed = max(min(at, pause.end) - pause.start, timedelta(0))
-    return passed - length * (passed / (pause.end - pause.start))
+def _clip(attempt: AttemptRecord, start: datetime, end: datetime, now: datetime) -> Bar | None:
+    """Return the bar of an attempt within the window."""
+    if attempt.began_at is None or attempt.saved_at is None:
+        return None
+    first, last = max(attempt.began_at, start), min(now if attempt.end is None else attempt.saved_at, end)
+    return Bar(kind="worker", start=first, end=max(first, last)) if first <= end and last >= start else None
+
+
+def _list_deaths(attempts: Sequence[AttemptRecord], start: datetime, end: datetime) -> Iterator[Death]:
+    for place, attempt in enumerate(attempts):
+        following = attempts[place + 1] if place + 1 < len(attempts) else None
+        # A process that died before its first save is known by the attempt that followed.
+        at = attempt.saved_at or (None if following is None else following.began_at)
+        if attempt.end is AttemptEnd.DIED and at is not None and at >= start:
+            yield Death(worker_id=attempt.worker_id, at=min(at, end), next=following)

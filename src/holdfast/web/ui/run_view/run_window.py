@@ -17,10 +17,12 @@ from holdfast.core.errors import DefinitionError
 from holdfast.runtime.reading.formatting import cut_text, format_value
 from holdfast.runtime.reading.transcript import Transcript, get_loop_name
 from holdfast.web.ui.content import list_images
-from holdfast.web.ui.run_view.run_steps import Steps, StepView, build_steps, find_content
+from holdfast.web.ui.run_view.run_steps import Content, Steps, StepView, build_steps, find_content
 
 #: Entries of a window: some 65 steps with one call each.
 WINDOW = 200
+#: Entries of the page that opens at the end of a run: some 30 steps.
+_END_WINDOW = 90
 _MAX_HITS = 50
 _SNIPPET = 160
 
@@ -61,7 +63,8 @@ async def read_window(
         position = await asyncio.to_thread(_find_step, entries, step)
         before = entries[min(len(entries), position + WINDOW // 2) - 1].seq + 1 if entries else None
     end = record.next_seq if before is None else max(1, min(before, record.next_seq))
-    stored = await store.load(record.run_id, after=max(-1, end - WINDOW - 1))
+    size = _END_WINDOW if before is None else WINDOW
+    stored = await store.load(record.run_id, after=max(-1, end - size - 1))
     # A run that has grown since the record was read ends where the journal ends.
     entries = [entry for entry in stored.entries if before is None or entry.seq < end]
     is_end = len(entries) == len(stored.entries)
@@ -75,6 +78,15 @@ async def read_window(
         later=None if is_end else end + WINDOW - WINDOW // 10,
         answered=frozenset(mail.topic for mail in stored.mail),
     )
+
+
+async def read_outcome(store: RunStore, window: TranscriptWindow) -> Content | None:
+    """Return the result or the error of the run, also if the window does not reach to its end."""
+    record = window.record
+    if window.later is None or not record.is_terminal:
+        return window.steps.outcome
+    stored = await store.load(record.run_id, after=max(-1, record.next_seq - 3))
+    return build_steps(stored.entries, record, is_end=True, finished_steps=0).outcome
 
 
 async def read_tail(store: RunStore, run_id: str, last_step_seq: int) -> TranscriptWindow:
