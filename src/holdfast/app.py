@@ -25,6 +25,7 @@ from holdfast.core.run.info import RunInfo, RunOptions
 from holdfast.core.run.prompt import Prompt
 from holdfast.core.run.result import OutputT, Result
 from holdfast.core.validation import check_choice, check_duration, check_labels
+from holdfast.extras import require_extra
 from holdfast.runtime.agent_registry import find_agent, resolve_agent
 from holdfast.runtime.blocking import exit_on_signal, report_resume, run_blocking
 from holdfast.runtime.lifetime import Lifetime
@@ -432,6 +433,7 @@ class App(RunClient):
         Args:
             authorize: returns the sender of a request, or `None`. Without it only clients of a Unix socket are served.
         """
-        from holdfast.web.server import make_web
+        with require_extra("web"):
+            from holdfast.web.server import make_web
 
         return make_web(self, authorize=authorize)

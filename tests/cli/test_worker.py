@@ -116,5 +116,11 @@ def test_a_tool_that_never_returns_does_not_keep_a_run_from_exiting(shell: Shell
     shell.wait_for_effect("hang c1")
     run.send_signal(signal.SIGINT)
     line_with(run.stderr, "resume with: holdfast resume")
-    assert run.wait(TIMEOUT) == 1
+    assert run.wait(TIMEOUT) == 130
     assert shell.states() == {"r1": "interrupted"}
+
+
+def test_submit_warns_if_no_worker_is_alive(shell: Shell) -> None:
+    queued = shell.run("submit", "sampler", "note", "--run-id", "r1")
+    assert (queued.returncode, queued.stdout) == (0, "r1\n")
+    assert "no worker is alive: the run waits until `holdfast worker MODULE:APP` is started" in queued.stderr

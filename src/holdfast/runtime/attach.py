@@ -82,9 +82,10 @@ class RunAttacher(RunHost):
                 except RunExists as exc:
                     if exc.run_id != info.run_id:
                         raise  # a child
-                    record = await self._services.submitter.get_same_request(info)
                 except _CONTINUING:
                     record, is_due = await get_record(self._store, info.run_id), False
+            if record is None:
+                record = await self._services.submitter.get_same_request(info)
             return await self._follow(record, on_cancel, through_waits=through_waits, is_due=is_due)
 
     async def _find(self, info: RunInfo) -> RunRecord | None:

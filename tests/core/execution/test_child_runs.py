@@ -15,6 +15,7 @@ from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.record import RunStatus
 from holdfast.config import CheckpointSettings
 from holdfast.core.agents.agent import Agent
+from holdfast.core.agents.calls import Effect
 from holdfast.core.agents.retry import Retry
 from holdfast.core.agents.tool import ToolSchema, tool
 from holdfast.core.agents.tool_context import ToolContext, current_call
@@ -46,7 +47,7 @@ async def look() -> str:
 def parent_of(child: Agent, *turns: Any, keys: Sequence[str | None] = (None,), effect: str = "idempotent") -> Agent:
     """An agent whose tool `ask` runs the child, once for each key."""
 
-    @tool(effect=effect)
+    @tool(effect=Effect(effect))
     async def ask(prompt: str = "sub") -> list[str]:
         results = [await current_call().run(child, prompt, key=key) for key in keys]
         return [result.output for result in results]

@@ -7,6 +7,7 @@ from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, App, Deferred, ToolResult, current_call, tool
 from holdfast.checkpoint.store import END
+from holdfast.core.agents.calls import Effect
 from holdfast.runtime.operations.mailing import AlreadyAnswered, NotWaiting
 
 
@@ -18,7 +19,7 @@ class Renderer:
         self.tokens: list[str] = []
         self.refused: list[type[Exception]] = []
 
-        @tool(effect=effect)
+        @tool(effect=Effect(effect))
         async def render() -> Deferred:
             token = current_call().completion_token
             self.tokens.append(token)

@@ -10,6 +10,7 @@ from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
 from holdfast.core.agents.agent import Agent
+from holdfast.core.agents.calls import Effect
 from holdfast.core.agents.tool import Tool, ToolSchema, tool
 from holdfast.core.agents.tool_context import ToolContext, current_call
 from holdfast.core.errors import RunError, ToolFailed
@@ -71,7 +72,7 @@ async def test_parallel_tool_calls_of_one_reply_run_concurrently(effect: str) ->
     begun: list[str] = []
     all_begun = asyncio.Event()
 
-    @tool(effect=effect)
+    @tool(effect=Effect(effect))
     async def meet(name: str) -> str:
         begun.append(name)
         if len(begun) == 3:

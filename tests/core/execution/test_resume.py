@@ -14,6 +14,7 @@ from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.record import RunStatus
 from holdfast.config import CheckpointSettings
 from holdfast.core.agents.agent import Agent, Phase
+from holdfast.core.agents.calls import Effect
 from holdfast.core.agents.tool import Tool, tool
 from holdfast.core.errors import MissingDefinition, RunParked, Shutdown
 from holdfast.core.ports import Ports
@@ -133,7 +134,7 @@ async def test_of_a_half_done_batch_only_the_missing_call_is_made(effect: str, d
     first = SimulatedHost()
     made: list[str] = []
 
-    @tool(effect=effect)
+    @tool(effect=Effect(effect))
     async def work(name: str) -> str:
         if name == dies_in:
             await first.store.wait_for_entries(EntryKind.RESULT, 3)

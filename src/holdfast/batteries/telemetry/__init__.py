@@ -3,6 +3,9 @@
 `App(agents, telemetry=OpenTelemetry())` uses the tracer and meter providers that the host has configured.
 """
 
-from holdfast.batteries.telemetry.telemetry import OpenTelemetry
+from holdfast.extras import require_extra
+
+with require_extra("otel"):
+    from holdfast.batteries.telemetry.telemetry import OpenTelemetry
 
 __all__ = ["OpenTelemetry"]

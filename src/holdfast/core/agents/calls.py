@@ -22,6 +22,9 @@ class Effect(StrEnum):
     ONCE = "once"
 
 
+#: The effects by name, for completion and type checks.
+EffectName = Literal["pure", "idempotent", "once"]
+
 #: For a `once` call in doubt: report to the model that the outcome is unknown, or park the run.
 InDoubt = Literal["report", "park"]
 

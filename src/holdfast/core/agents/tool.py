@@ -1,6 +1,7 @@
 """Tools: typed Python functions that a model may call. The schema and the argument check come from the signature."""
 
 import copy
+import difflib
 import functools
 import inspect
 import typing
@@ -11,7 +12,7 @@ from typing import Any, get_args, overload
 
 import msgspec
 
-from holdfast.core.agents.calls import Effect, InDoubt, OnError, Reconcile
+from holdfast.core.agents.calls import Effect, EffectName, InDoubt, OnError, Reconcile
 from holdfast.core.agents.retry import Retry
 from holdfast.core.agents.tool_threads import call_in_thread
 from holdfast.core.errors import DefinitionError
@@ -273,7 +274,7 @@ def tool(
     *,
     name: str | None = None,
     description: str | None = None,
-    effect: Effect | str = Effect.ONCE,
+    effect: Effect | EffectName = Effect.ONCE,
     reconcile: Reconcile | None = None,
     in_doubt: InDoubt = "report",
     on_error: OnError = "report",
@@ -285,4 +286,10 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a `Tool` of a function, as a decorator with or without options. The options are those of `Tool`."""
     if function is not None:
         return Tool(function)
+    known = list(inspect.signature(Tool).parameters)[1:]
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(known)}"
+            raise DefinitionError(f"@tool has no option {name}: {hint}")
     return functools.partial(Tool, **options)

@@ -1,6 +1,7 @@
 """The native loop: ask the model, call the tools it asks for, repeat."""
 
 import asyncio
+import inspect
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -189,9 +190,16 @@ class _Conversation:
             if model_calls.has_limits:
                 await model_calls.enter(get_model_name(model))
             CURRENT_REPLY.set(self._context)
+            asked: Any = None
             try:
-                reply = await model(self._history, self._schemas)
+                asked = model(self._history, self._schemas)
+                reply = await asked
             except Exception as exc:  # a provider may raise anything
+                if isinstance(exc, TypeError) and asked is not None and not inspect.isawaitable(asked):
+                    raise DefinitionError(
+                        f"the model of run {self._context.run_id} is a plain function: write it as "
+                        "`async def model(messages, tools)`"
+                    ) from None
                 await model_calls.on_error(exc)
             else:
                 model_calls.on_reply()

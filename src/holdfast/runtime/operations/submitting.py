@@ -53,14 +53,12 @@ class Submitter:
             await self._submit_within(connection, new, info)
             return info.run_id
         while True:
-            try:
+            with suppress(RunExists):
                 await self._store.create(new)
-            except RunExists:
-                try:
-                    await self.get_same_request(info)
-                except RunNotFound:
-                    continue  # it was removed meanwhile
-            return info.run_id
+                return info.run_id
+            with suppress(RunNotFound):  # it was removed meanwhile
+                await self.get_same_request(info)
+                return info.run_id
 
     async def _submit_within(self, connection: Any, new: NewRun, info: RunInfo) -> None:
         try:
@@ -68,7 +66,7 @@ class Submitter:
         except RunExists as exc:
             # The other run may not be committed: it cannot be loaded.
             if exc.begin is not None and not self.is_same_request(info, known := decode(exc.begin, Begin).info):
-                raise RunConflict(info.run_id, known.agent_name) from exc
+                raise RunConflict(info.run_id, known.agent_name) from None
 
     async def ensure(self, info: RunInfo) -> None:
         """Queue a run unless there is one with this id."""

@@ -1,0 +1,71 @@
+"""What a newcomer reads after a mistake that many make."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import Agent, App, Reply, tool
+from holdfast.errors import DefinitionError, RunConflict
+
+
+async def answer(messages: Any, tools: Any) -> Reply:
+    return Reply(text="hello")
+
+
+async def test_a_plain_function_as_a_model() -> None:
+    def model(messages: Any, tools: Any) -> Reply:
+        return Reply(text="hello")
+
+    agent = Agent(name="a", model=model)  # type: ignore[arg-type]
+    async with App([agent], "memory:") as app:
+        with pytest.raises(DefinitionError, match="a plain function: write it as `async def model"):
+            await app.run(agent, "go")
+
+
+async def test_a_type_error_of_a_model_is_its_own() -> None:
+    async def model(messages: Any, tools: Any) -> Reply:
+        raise TypeError("of the provider")
+
+    async with App([Agent(name="a", model=model)], "memory:") as app:
+        with pytest.raises(TypeError, match="of the provider"):
+            await app.run("a", "go")
+
+
+def test_a_misspelled_option_of_a_tool() -> None:
+    with pytest.raises(DefinitionError, match="@tool has no option efect: did you mean effect"):
+        tool(efect="pure")  # type: ignore[call-overload]
+    with pytest.raises(DefinitionError, match="@tool has no option colour: it has name, description, effect"):
+        tool(colour="red")  # type: ignore[call-overload]
+    with pytest.raises(DefinitionError, match="effect is 'pur', not one of"):
+        tool(effect="pur")(test_a_misspelled_option_of_a_tool)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("operation", ["run", "submit"])
+async def test_a_conflict_has_no_second_traceback(operation: str, tmp_path: Path) -> None:
+    async with App([Agent(name="a", model=answer)], f"sqlite:{tmp_path / 'runs.db'}") as app:
+        await app.submit("a", "one", run_id="r")
+        with pytest.raises(RunConflict) as caught:
+            await getattr(app, operation)("a", "two", run_id="r")
+    assert caught.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    ("code", "missing", "extra"),
+    [
+        ("import holdfast.adapters.pydantic_ai", "pydantic_ai", "pydantic-ai"),
+        ("import holdfast.adapters.langgraph", "langgraph", "langgraph"),
+        ("import holdfast.adapters.openai_agents", "agents", "openai-agents"),
+        ("import holdfast.client", "httpx", "client"),
+        ("import holdfast.batteries.telemetry", "opentelemetry", "otel"),
+        ("from holdfast import App; App([]).web()", "starlette", "web"),
+    ],
+)
+def test_a_missing_extra_is_named(code: str, missing: str, extra: str) -> None:
+    program = f"import sys; sys.modules[{missing!r}] = None\n{code}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"ModuleNotFoundError: {missing}")
+    assert last.endswith(f'is not installed: pip install "holdfast[{extra}]"')
