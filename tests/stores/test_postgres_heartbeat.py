@@ -81,6 +81,22 @@ async def test_a_worker_that_another_process_deregistered_stays_deregistered(pro
         assert left == [(further,)]
 
 
+async def test_a_worker_that_keeps_its_claims_is_heard_after_its_store_was_closed(url: str) -> None:
+    store = a_store(url)
+    await store.open()
+    worker = await add_worker(store)
+    await store.close()
+    closed_at = await _alive_until(url)
+
+    async def is_heard_again() -> bool:
+        return await _alive_until(url) > closed_at
+
+    await wait_until(is_heard_again)
+    await store.open()
+    await store.deregister_worker(worker)
+    await store.close()
+
+
 async def test_a_worker_is_deregistered_nevertheless(proxy: CuttingProxy, url: str) -> None:
     async with (
         open_store(route_through(proxy, url), lease_timeout=timedelta(seconds=10)) as store,

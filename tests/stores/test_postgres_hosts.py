@@ -185,11 +185,15 @@ async def test_a_worker_elsewhere_that_says_goodbye_is_gone_at_once(url: str, st
         await create_claimed(far, owner.worker_id)
         await far.deregister_worker(owner.worker_id)
         assert (await store.claim("run-1", worker)).strikes == 2
+
+
+async def test_a_worker_elsewhere_keeps_its_claims_when_its_store_is_closed(url: str, store: PostgresStore) -> None:
     async with open_store(url) as far:
         owner = a_worker_elsewhere()
         await far.register_worker(owner)
-        await create_claimed(far, owner.worker_id, make_run("run-2"))
-    assert (await store.claim("run-2", worker)).strikes == 2, "closing a store says it for its workers"
+        await create_claimed(far, owner.worker_id)
+    with pytest.raises(RunBusy):
+        await store.claim("run-1", await add_worker(store))
 
 
 async def test_after_a_start_of_the_server_silent_workers_are_given_their_time(url: str) -> None:

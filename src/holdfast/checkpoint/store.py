@@ -86,7 +86,10 @@ class RunStore(Protocol):
         ...
 
     async def close(self) -> None:
-        """Finish the writes in progress, then close. May be called more than once. Nothing is written afterwards."""
+        """Finish the writes in progress, then close. May be called more than once. No run is written afterwards.
+
+        A worker that is still registered stays alive as long as its process: it keeps its claims.
+        """
         ...
 
     def tables(self) -> Tables:

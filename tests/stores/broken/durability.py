@@ -208,6 +208,16 @@ class SendsHeartbeatsForDeregisteredWorkers(BrokenSnapshotStore):
             self._heartbeat.cancel()
 
 
+class DeregistersWorkersWhenClosed(BrokenSnapshotStore):
+    red = ("test_a_worker_keeps_its_claims_when_its_store_is_closed",)
+
+    async def close(self) -> None:
+        if self._is_open:
+            with self._transaction() as contents:
+                contents.workers.clear()
+        await super().close()
+
+
 class KeepsNoChecksums(BrokenSnapshotStore):
     red = ("test_a_damaged_run_is_reported_and_affects_no_other",)
 

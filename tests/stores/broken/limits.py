@@ -24,6 +24,7 @@ class ForgetsPriorityAndKey(BrokenStore):
 class IgnoresPriorities(BrokenStore):
     red = (
         "test_a_higher_priority_comes_first",
+        "test_a_higher_priority_comes_first_also_behind_many_callers_in_their_backoff",
         "test_a_priority_counts_for_interrupted_and_awakened_runs_too",
         "test_any_queue_is_drained_as_the_model_of_fairness_demands",
     )

@@ -45,7 +45,8 @@ class Heartbeat:
     not make its worker look dead. A stopped process does, to other hosts.
 
     It deregisters workers that left while the server did not answer, if need be after `stop`, and all workers of an
-    event loop that was closed.
+    event loop that was closed. A worker that is still registered at `stop` keeps its claims on purpose: its heartbeat
+    continues until the event loop ends, and on its own host it counts as alive until the process ends.
     """
 
     def __init__(self, database: Database, lease_timeout: timedelta) -> None:
@@ -67,11 +68,6 @@ class Heartbeat:
         self._sent_at = self._clock.now()
         self._stop = self._threads.make_event()
         self._thread: Thread | None = None
-
-    @property
-    def worker_ids(self) -> list[str]:
-        with self._lock:
-            return list(self._workers)
 
     def add(self, worker: WorkerIdentity) -> None:
         with self._lock:
@@ -101,9 +97,13 @@ class Heartbeat:
 
     async def stop(self) -> None:
         self._stop.set()
-        if self._thread is not None and not self._leaving:
+        if self._thread is not None and not self._is_needed():
             # The thread ends after its heartbeat, or with the process.
             await asyncio.to_thread(self._thread.join, _CLOSE_TIMEOUT_S)
+
+    def _is_needed(self) -> bool:
+        """Return whether there is work after `stop`: workers to deregister, or such that keep their claims."""
+        return bool(self._leaving or (self._workers and not self._loop.is_closed()))
 
     def _wait_for_beat(self) -> None:
         if self._beat_lock.acquire(timeout=_CLOSE_TIMEOUT_S):
@@ -113,9 +113,9 @@ class Heartbeat:
         interval = self._lease_timeout.total_seconds() / _BEATS_PER_LEASE
         pause = interval
         with asyncio.Runner() as runner:
-            while not self._stop.wait(pause) or self._leaving:
+            while not self._stop.wait(pause) or self._is_needed():
                 if self._stop.is_set():
-                    self._threads.sleep(_RETRY_AFTER_S)
+                    self._threads.sleep(min(pause, _RETRY_AFTER_S))
                 try:
                     with self._beat_lock:
                         runner.run(self._send_heartbeat(_MAX_BEAT_INTERVALS * interval))
@@ -128,7 +128,7 @@ class Heartbeat:
 
     async def _send_heartbeat(self, timeout: float) -> None:
         with self._lock:
-            if self._loop.is_closed():
+            if self._loop.is_closed() and not self._stop.is_set():
                 self._leaving |= self._workers.keys()
                 self._workers.clear()
             workers, leaving = list(self._workers.values()), list(self._leaving)

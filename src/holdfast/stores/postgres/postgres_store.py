@@ -42,8 +42,8 @@ from holdfast.stores.postgres.writer import Writer
 
 #: Runs claimed in one transaction, which delays the saves in it.
 _MAX_CLAIM_BATCH = 100
-#: How long `open` waits for its own notification, and `close` for a server that does not answer.
-_LISTEN_TIMEOUT, _CLOSE_TIMEOUT_S = timedelta(seconds=3), 5.0
+#: How long `open` waits for its own notification.
+_LISTEN_TIMEOUT = timedelta(seconds=3)
 #: The longest delay or retention: PostgreSQL knows later dates than Python.
 _MAX_INTERVAL_S = timedelta(days=365 * 1000).total_seconds()
 #: By failed attempts, in seconds; the last also counts for more attempts.
@@ -151,10 +151,6 @@ class PostgresStore:
     async def _close_components(self, parts: _Components) -> None:
         await parts.writer.close()
         await parts.heartbeat.stop()
-        # Other hosts need not wait until the leases of these workers end.
-        with contextlib.suppress(StoreError, TimeoutError):
-            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                await parts.queries.deregister_workers(parts.heartbeat.worker_ids)
         await parts.garbage_collector.close()
         await parts.notifier.close()
         parts.readers.close()

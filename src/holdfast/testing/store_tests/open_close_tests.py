@@ -126,6 +126,7 @@ class OpenCloseTests(StoreUnderTest):
         await store.append(await create_claimed(store, worker), make_append(1, b"more"))
         await store.wait_for_change(timedelta(milliseconds=20))
         assert await list_run_ids(store) == ["run-1"]
+        await store.deregister_worker(worker)  # else its heartbeat continues
         await store.close()
         # The threads of the event loop's own executor end with the loop.
         own = [thread for thread in set(threading.enumerate()) - before if not thread.name.startswith("asyncio_")]

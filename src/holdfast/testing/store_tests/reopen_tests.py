@@ -122,6 +122,17 @@ class ReopenTests(DurableStoreUnderTest):
             await store.append(new, make_append(2, b"after"))
             assert await load_bodies(store) == [b"begin", b"before", b"after"]
 
+    async def test_a_worker_keeps_its_claims_when_its_store_is_closed(
+        self, store: RunStore, worker: str, location: str
+    ) -> None:
+        await create_claimed(store, worker)
+        await store.close()
+        async with self.open_store(location) as other:
+            assert (await load_record(other)).owner_alive
+            assert not await other.claim_next(await add_worker(other), agents=["agent"], limit=1)
+            await other.deregister_worker(worker)
+            assert not (await load_record(other)).owner_alive
+
     async def test_tokens_grow_over_removal_and_reopening(self, location: str) -> None:
         tokens = []
         for _ in range(3):
