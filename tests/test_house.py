@@ -10,7 +10,7 @@ from tools import house
 HOMES = {
     r"^\s*(import|from) time\b|datetime\.(now|utcnow)\(": {"clock.py", "concurrency.py"},
     r"^\s*(import|from) threading\b|ThreadPoolExecutor": {"concurrency.py"},
-    r"^\s*(import|from) (random|secrets)\b|os\.urandom|uuid[1-7]\b": {"ids.py"},
+    r"^\s*(import|from) (random|secrets)\b|os\.urandom|\buuid\.uuid[1-7]\b|from uuid import .*uuid[1-7]\b": {"ids.py"},
 }
 #: They kill real processes and measure real time.
 REAL_PROCESSES = ("testing/", "cli/demo/")

@@ -295,7 +295,7 @@ class App(RunClient):
     async def run(
         self,
         agent: AgentSource[OutputT] | str,
-        prompt: Prompt,
+        prompt: Prompt = "",
         *,
         inputs: Mapping[str, Any] | None = None,
         run_id: str | None = None,
@@ -338,7 +338,7 @@ class App(RunClient):
     def run_sync(
         self,
         agent: AgentSource[OutputT] | str,
-        prompt: Prompt,
+        prompt: Prompt = "",
         *,
         inputs: Mapping[str, Any] | None = None,
         run_id: str | None = None,

@@ -3,9 +3,10 @@
 HoldfastError
 ├── RunError                    errors of a run
 │   ├── RunAlreadyRunning, NotDurable, InvalidReply, PayloadError
-│   ├── DefinitionError         a wrong argument: InvalidRunId, UnknownTool, PersonaError, SkillError
+│   ├── DefinitionError         a wrong argument: InvalidRunId, UnknownTool, AmbiguousStep, PersonaError, SkillError
 │   ├── BoundExceeded           StepsExceeded, RuntimeExceeded, RepeatedToolCalls
 │   ├── ToolFailed, ToolTimeout, RunKilled, RunCancelled
+│   ├── StepFailed              of a workflow: StepTimeout, StepDenied, StepCancelled
 │   ├── RunFailed               of a turn: TurnFailed
 │   ├── TurnInterrupted, ConversationBusy
 │   ├── RunWaiting              the run waits for a time or for mail
@@ -108,6 +109,7 @@ from holdfast.core.errors import (
 from holdfast.core.run.mail import MailArrived
 from holdfast.core.run.run_events import ReaderTooSlow
 from holdfast.core.run.waiting import RunWaiting
+from holdfast.core.workflow.step_errors import AmbiguousStep, StepCancelled, StepDenied, StepFailed, StepTimeout
 from holdfast.db.tables import TablesError, TablesUnavailable
 from holdfast.fanout.errors import CorruptCheckpoint, FanoutError, PathRefused, WorkspaceChanged
 from holdfast.root_error import HoldfastError
@@ -117,6 +119,7 @@ from holdfast.web.errors import AddressInUse, Forbidden, InvalidToken, NotAuthen
 __all__ = [
     "AddressInUse",
     "AlreadyAnswered",
+    "AmbiguousStep",
     "AuditError",
     "BoundExceeded",
     "BudgetError",
@@ -183,6 +186,10 @@ __all__ = [
     "Shutdown",
     "ShuttingDown",
     "SkillError",
+    "StepCancelled",
+    "StepDenied",
+    "StepFailed",
+    "StepTimeout",
     "StepsExceeded",
     "StoreClosed",
     "StoreError",

@@ -221,4 +221,5 @@ _READERS: Mapping[str, Callable[[bytes], Iterable[ReadableMessage]]] = {
     "native": _read_native_message,
     "pydantic_ai": _read_pydantic_ai_message,
     "openai_agents": _read_agents_message,
+    "workflow": _read_native_message,
 }

@@ -200,7 +200,7 @@ async def test_a_signal_that_is_read_while_another_one_is_being_saved_is_saved_a
 
 
 async def test_a_wait_for_a_signal_may_time_out() -> None:
-    model = ScriptedModel(tool_reply(call("1", "wait_for", name="paid", timeout_seconds=0.05)), "never mind")
+    model = ScriptedModel(tool_reply(call("1", "wait_for", name="paid", timeout=0.05)), "never mind")
     async with App([Agent(name="a", model=model, tools=[wait_for])], MemoryStore()) as app:
         with pytest.raises(RunWaiting):
             await app.run("a", "go", run_id="r")

@@ -57,7 +57,17 @@ Reconcile = Callable[[ToolContext], Awaitable[Completed | Reconciliation]]
 class CallRequest(ABC):
     """A tool call that the kernel can execute. Each loop has a subclass, which knows the form of its results."""
 
-    __slots__ = ("approval", "arguments", "call_id", "effect", "in_doubt", "in_thread", "reconcile", "tool")
+    __slots__ = (
+        "approval",
+        "arguments",
+        "call_id",
+        "effect",
+        "in_doubt",
+        "in_thread",
+        "number",
+        "reconcile",
+        "tool",
+    )
 
     def __init__(
         self,
@@ -70,6 +80,7 @@ class CallRequest(ABC):
         in_doubt: InDoubt = "report",
         in_thread: bool = False,
         approval: ApprovalRequest | None = None,
+        number: int = 0,
     ) -> None:
         """Make a request.
 
@@ -77,10 +88,12 @@ class CallRequest(ABC):
             arguments: as the model gave them.
             in_thread: the tool runs in a thread: `execute` is called with `ToolContext.threads` for it.
             approval: set if a person has to approve the call before it is made.
+            number: of a call that is a step of its own: its place among the calls of the run, from one. Zero: it
+                belongs to the current step.
         """
         self.call_id, self.tool, self.arguments = call_id, tool, arguments
         self.effect, self.reconcile, self.in_doubt = effect, reconcile, in_doubt
-        self.in_thread, self.approval = in_thread, approval
+        self.in_thread, self.approval, self.number = in_thread, approval, number
 
     @property
     def schema(self) -> dict[str, Any] | None:
@@ -94,6 +107,14 @@ class CallRequest(ABC):
     @abstractmethod
     def error_result(self, text: str) -> Any:
         """Return a result, in the same form, with a text for the model."""
+
+    def expired_result(self, text: str) -> Any:
+        """Return the result of a call that waited and got no answer in time."""
+        return self.error_result(text)
+
+    def denied_result(self, text: str) -> Any:
+        """Return the result of a call that a person has denied."""
+        return self.error_result(text)
 
     @abstractmethod
     def reconciled_result(self, value: Any) -> Any:

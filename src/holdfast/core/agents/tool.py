@@ -5,7 +5,7 @@ import difflib
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, get_args, overload
@@ -14,6 +14,7 @@ import msgspec
 
 from holdfast.core.agents.calls import Effect, EffectName, InDoubt, OnError, Reconcile
 from holdfast.core.agents.retry import Retry
+from holdfast.core.agents.tool_context import find_workflow
 from holdfast.core.agents.tool_threads import call_in_thread
 from holdfast.core.errors import DefinitionError
 from holdfast.core.json_value import JsonValue
@@ -24,7 +25,7 @@ from holdfast.core.validation import check_callable, check_choice, check_text, c
 class Signature:
     """The parameters of one function as a JSON schema."""
 
-    __slots__ = ("_fields", "_struct", "schema")
+    __slots__ = ("_fields", "_parameters", "_struct", "returns", "schema")
 
     def __init__(self, function: Callable[..., Any]) -> None:
         """Read the signature.
@@ -33,12 +34,24 @@ class Signature:
             DefinitionError: a parameter has no annotation, cannot be given by name, or has a type without a JSON form.
         """
         name = getattr(function, "__name__", repr(function))
-        self._fields = _read_fields(function, name)
+        hints = _read_hints(function, name)
+        self._parameters = inspect.signature(function)
+        self._fields = _read_fields(self._parameters, hints, name)
+        #: The annotation of the result; `Any` without one.
+        self.returns: Any = hints.get("return", Any)
         try:
             self._struct = msgspec.defstruct(name, self._fields, kw_only=True, forbid_unknown_fields=True)
             self.schema: dict[str, Any] = _flatten_schema(msgspec.json.schema(self._struct))
         except (TypeError, ValueError, RuntimeError) as exc:
             raise DefinitionError(f"tool {name}: its parameters cannot be described as JSON: {exc}") from exc
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call by name, without defaults.
+
+        Raises:
+            TypeError: they do not fit the parameters.
+        """
+        return dict(self._parameters.bind(*args, **kwargs).arguments)
 
     def convert_arguments(self, given: Any) -> dict[str, Any]:
         """Return a copy of `given` as keyword arguments of the function.
@@ -53,15 +66,18 @@ class Signature:
         return msgspec.structs.asdict(checked)
 
 
-def _read_fields(function: Callable[..., Any], name: str) -> list[Any]:
+def _read_hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
     # The annotations of a partial are on its function, those of another callable object on its class.
     annotated = function if inspect.isroutine(function) else getattr(function, "func", type(function).__call__)
     try:
-        hints = typing.get_type_hints(annotated, include_extras=True)
+        return typing.get_type_hints(annotated, include_extras=True)
     except NameError as exc:
         raise DefinitionError(f"tool {name}: an annotation cannot be resolved: {exc}") from exc
+
+
+def _read_fields(signature: inspect.Signature, hints: Mapping[str, Any], name: str) -> list[Any]:
     fields: list[Any] = []
-    for parameter in inspect.signature(function).parameters.values():
+    for parameter in signature.parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise DefinitionError(f"tool {name}: parameter {parameter} cannot be given by name")
         if parameter.name not in hints:
@@ -177,7 +193,17 @@ class ToolSchema(msgspec.Struct, frozen=True, kw_only=True):
 class Tool:
     """A function with a name, a schema and a policy. Immutable; `@tool` makes one."""
 
-    __slots__ = ("_signature", "function", "in_thread", "name", "on_error", "policy", "schema", "timeout")
+    __slots__ = (
+        "_signature",
+        "errors",
+        "function",
+        "in_thread",
+        "name",
+        "on_error",
+        "policy",
+        "schema",
+        "timeout",
+    )
 
     def __init__(
         self,
@@ -192,6 +218,7 @@ class Tool:
         retry: Retry | None = None,
         timeout: timedelta | None = None,
         approval: Approval = False,
+        errors: Iterable[type[Exception]] = (),
     ) -> None:
         """Make a tool of `function`, sync or async. A sync one runs in a thread.
 
@@ -202,6 +229,8 @@ class Tool:
             on_error: report an exception to the model, or fail the run with it.
             timeout: of one try. A call that takes longer is reported as an error. An async one is cancelled; a
                 thread cannot be.
+            errors: exceptions that a workflow gets as they are, made again from their arguments. It gets others as
+                `StepFailed`.
 
         Raises:
             DefinitionError: the signature cannot be described, or the options contradict each other.
@@ -223,6 +252,7 @@ class Tool:
             raise DefinitionError(f"tool {self.name}: {exc}") from None
         self.on_error = on_error
         self.timeout: timedelta | None = _check_timeout(self.name, timeout)
+        self.errors: tuple[type[Exception], ...] = _check_errors(self.name, errors)
         self._signature = Signature(function)
         #: Whether a call runs in a thread, which cannot be cancelled. An object with an async `__call__` does not.
         self.in_thread: bool = not any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
@@ -231,6 +261,39 @@ class Tool:
             description=description if description is not None else inspect.getdoc(function) or "",
             parameters=self._signature.schema,
         )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the tool: in the function of a workflow as a durable step, elsewhere as a plain call of its function.
+
+        A durable step is an awaitable, also that of a sync tool.
+        """
+        workflow = find_workflow()
+        if workflow is None:
+            return self.function(*args, **kwargs)
+        return workflow.call_tool(self, args, kwargs, None)
+
+    def keyed(self, key: str) -> Callable[..., Any]:
+        """Return a function that calls the tool with a key: a workflow finds the step by it, not by its arguments."""
+        return functools.partial(self._call_with_key, key)
+
+    def _call_with_key(self, key: str, /, *args: Any, **kwargs: Any) -> Any:
+        workflow = find_workflow()
+        if workflow is None:
+            return self.function(*args, **kwargs)
+        return workflow.call_tool(self, args, kwargs, key)
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call by name, without defaults.
+
+        Raises:
+            TypeError: they do not fit the parameters.
+        """
+        return self._signature.bind(args, kwargs)
+
+    @property
+    def returns(self) -> Any:
+        """The annotation of its result; `Any` without one."""
+        return self._signature.returns
 
     def check(self, arguments: JsonValue) -> dict[str, Any]:
         """Return the keyword arguments for the function.
@@ -267,6 +330,14 @@ def _check_timeout(name: str, timeout: Any) -> timedelta | None:
     return timeout
 
 
+def _check_errors(name: str, errors: Any) -> tuple[type[Exception], ...]:
+    given = tuple(errors)
+    for each in given:
+        if not isinstance(each, type) or not issubclass(each, Exception):
+            raise DefinitionError(f"tool {name}: errors has {each!r:.80}: give classes of exceptions")
+    return given
+
+
 @overload
 def tool(function: Callable[..., Any], /) -> Tool: ...
 @overload
@@ -281,6 +352,7 @@ def tool(
     retry: Retry | None = None,
     timeout: timedelta | None = None,
     approval: Approval = False,
+    errors: Iterable[type[Exception]] = (),
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a `Tool` of a function, as a decorator with or without options. The options are those of `Tool`."""

@@ -39,7 +39,7 @@ async def emit_reasoning(text: str) -> None:
 class ChildStarter(Protocol):
     """Starts the child runs of one call. `ChildRuns` is one; the crash kit wraps it."""
 
-    async def start(self, agent: Any, prompt: str, key: str | None) -> Any:
+    async def start(self, agent: Any, prompt: str, key: str | None, inputs: Mapping[str, Any] | None = None) -> Any:
         """Run a child, or attach to the one that has this key, and return its `Result`."""
         ...
 
@@ -93,7 +93,9 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
         digest = hashlib.sha256(f"{self.info.run_id}\n{self.step}\n{self.call_id}".encode()).hexdigest()
         return f"hf-{digest[:32]}"
 
-    async def run(self, agent: Any, prompt: str, *, key: str | None = None) -> Any:
+    async def run(
+        self, agent: Any, prompt: str = "", *, key: str | None = None, inputs: Mapping[str, Any] | None = None
+    ) -> Any:
         """Run another agent from inside this tool and return its `Result`.
 
         The child's id is derived from this call. So a call that is repeated after a crash attaches to the same child,
@@ -103,16 +105,34 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
         Args:
             key: tells several children of one call apart. Without it they are numbered in the order they are started.
                 The same key again returns the same child's result, or raises its error.
+            inputs: structured data for the child, as plain JSON data.
 
         Raises:
             RunError: this call is not executed by an executor.
         """
         if self.children is None:
             raise RunError("this call cannot start child runs: it is not executed by an executor")
-        return await self.children.start(agent, prompt, key)
+        return await self.children.start(agent, prompt, key, inputs)
 
 
 _CURRENT_CALL: ContextVar[ToolContext | None] = ContextVar("holdfast_call", default=None)
+
+
+class StepCaller(Protocol):
+    """Makes durable calls for the function of a workflow."""
+
+    def call_tool(self, tool: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: str | None) -> Any:
+        """Return an awaitable of the result of the tool, as a step of the workflow."""
+        ...
+
+
+#: Set while the function of a workflow runs.
+CURRENT_WORKFLOW: ContextVar[StepCaller | None] = ContextVar("holdfast_workflow", default=None)
+
+
+def find_workflow() -> StepCaller | None:
+    """Return the workflow whose function calls this; `None` outside of one, and inside the body of a tool."""
+    return CURRENT_WORKFLOW.get() if _CURRENT_CALL.get() is None else None
 
 
 def current_call() -> ToolContext:

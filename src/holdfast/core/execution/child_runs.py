@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from holdfast.concurrency import shielded
@@ -48,14 +49,14 @@ class ChildRuns:
         "waiting",
     )
 
-    def __init__(self, parent: Attempt, call_id: str, *, is_repeated: bool = False) -> None:
+    def __init__(self, parent: Attempt, call_id: str, step: int, *, is_repeated: bool = False) -> None:
         """Make the starter of a call.
 
         Args:
+            step: the step of the call.
             is_repeated: an earlier process may have started the call, and children of it.
         """
-        self._parent, self._call_id, self._is_repeated = parent, call_id, is_repeated
-        self._step = parent.state.steps + 1
+        self._parent, self._call_id, self._step, self._is_repeated = parent, call_id, step, is_repeated
         self._started_count = 0
         self._interrupting_error: BaseException | None = None
         #: The call has ended: it starts no more children.
@@ -67,9 +68,11 @@ class ChildRuns:
         #: The children that wait: the call cannot have a result before they continue.
         self.waiting: list[RunWaiting] = []
 
-    async def start(self, agent: AgentSource, prompt: str, key: str | None) -> Result:
+    async def start(
+        self, agent: AgentSource, prompt: str, key: str | None, inputs: Mapping[str, Any] | None = None
+    ) -> Result:
         """Run a child, or attach to the child that this call or an earlier attempt of it has started under `key`."""
-        info = self._make_info(agent, prompt, self._take_number() if key is None else key)
+        info = self._make_info(agent, prompt, self._take_number() if key is None else key, inputs)
         if info.run_id in self.outcomes:
             return await asyncio.shield(self.outcomes[info.run_id][0])
         task = asyncio.current_task()
@@ -200,7 +203,7 @@ class ChildRuns:
         if self._interrupting_error is not None and self._interrupting_error is not error:
             raise self._interrupting_error from error
 
-    def _make_info(self, agent: AgentSource, prompt: str, key: str) -> RunInfo:
+    def _make_info(self, agent: AgentSource, prompt: str, key: str, inputs: Mapping[str, Any] | None) -> RunInfo:
         above = self._parent.info
         return RunInfo.create(
             agent,
@@ -208,6 +211,7 @@ class ChildRuns:
             run_id=self._make_run_id(key),
             parent_run_id=above.run_id,
             lineage=(*above.lineage, above.agent_name),
+            inputs=inputs,
             **above.inherited_options,
         )
 

@@ -13,11 +13,11 @@ from holdfast.core.errors import ProcessExit, RunParked, convert_process_exit
 from holdfast.core.execution.attempt import Attempt, log
 from holdfast.core.execution.child_runs import ChildRuns
 from holdfast.core.execution.waits import WAITING, Waits
-from holdfast.core.observer import CallEnded, CallInDoubt, CallStarted
+from holdfast.core.observer import CallEnded, CallInDoubt, CallStarted, StepEnded
 from holdfast.core.run.mail import CHILD_TOPIC
 from holdfast.core.run.messages import NO_USAGE, ONE_TOOL_CALL, ToolResult, Usage
 from holdfast.core.run.run_events import ToolCalled, ToolReturned
-from holdfast.core.run.state import NO_CALLS, StepTimer
+from holdfast.core.run.state import NO_CALLS, CallTime, StepTimer, StepTimes
 from holdfast.core.run.waiting import Deferred, Suspend, WaitingCall
 
 #: Sent to the model as the result of a call in doubt.
@@ -111,7 +111,7 @@ class ToolCalls:
         """Record the calls that wait for approval, before they are announced: they count as never started."""
         for call in calls:
             if call.approval is not None and call.call_id not in self._state.results:
-                context = self.make_context(call.call_id, call.tool, call.arguments)
+                context = self.make_context(call.call_id, call.tool, call.arguments, step=call.number)
                 self._waits.add_approval(context, call.approval, schema=call.schema)
 
     async def execute(self, request: CallRequest) -> Any:
@@ -130,8 +130,9 @@ class ToolCalls:
         attempt, state = self._attempt, self._state
         if request.call_id in state.results:
             return state.results[request.call_id]
-        children = ChildRuns(attempt, request.call_id, is_repeated=request.call_id in self._repeated)
-        context = self.make_context(request.call_id, request.tool, request.arguments, children)
+        step = request.number or state.steps + 1
+        children = ChildRuns(attempt, request.call_id, step, is_repeated=request.call_id in self._repeated)
+        context = self.make_context(request.call_id, request.tool, request.arguments, children, step)
         result = None
         wait = None
         if state.calls is not NO_CALLS or request.approval is not None:
@@ -157,16 +158,41 @@ class ToolCalls:
             result = await start(request, context, children)
             if result is WAITING:
                 return WAITING
-        if self._open:  # the last result of a batch is saved with the step
+        if request.number:
+            await self._end_call(request)
+        elif self._open:  # the last result of a batch is saved with the step
             await attempt.saver.save(force=request.effect is _ONCE)
         return result
 
-    def make_context(self, call_id: str, tool: str, arguments: Any, children: ChildRuns | None = None) -> ToolContext:
-        """Return the context of a call of the current step."""
+    async def _end_call(self, request: CallRequest) -> None:
+        """Save a call that is a step of its own: its result is in the history."""
+        attempt, force = self._attempt, request.effect is _ONCE
+        self._repeated.discard(request.call_id)
+        self._in_doubt.discard(request.call_id)
+        if not self._open:
+            force = self._cancel_intent() or force
+            self._has_once_call = self._has_idempotent_call = False
+        await attempt.saver.save(force=force)
+        if attempt.services.ports.budget is not None:
+            attempt.saver.update_elapsed()
+            await attempt.services.ports.budget.commit(attempt.info, self._state)
+        times = self._state.step_end.times
+        attempt.observers.emit(StepEnded(None if times is None else times.took / 1000))
+
+    async def record_cancelled(self, request: CallRequest, result: Any) -> None:
+        """Record the result of a call, a step of its own, that the run's own code has cancelled."""
+        self._not_started.discard(request.call_id)
+        self._record_result(request, result, None)
+        await self._end_call(request)
+
+    def make_context(
+        self, call_id: str, tool: str, arguments: Any, children: ChildRuns | None = None, step: int = 0
+    ) -> ToolContext:
+        """Return the context of a call of the current step, or of another one."""
         checkpointer = self._attempt.saver.checkpointer
         return ToolContext(
             info=self._attempt.info,
-            step=self._state.steps + 1,
+            step=step or self._state.steps + 1,
             call_id=call_id,
             tool=tool,
             arguments=arguments,
@@ -184,14 +210,30 @@ class ToolCalls:
             return wait
         return self._waits.add_approval(context, request.approval, schema=request.schema)
 
-    def _record_result(self, request: CallRequest, result: Any, children: ChildRuns, usage: Usage = NO_USAGE) -> None:
+    def _record_result(
+        self,
+        request: CallRequest,
+        result: Any,
+        children: ChildRuns | None,
+        usage: Usage = NO_USAGE,
+        started_at: float | None = None,
+    ) -> None:
         """Record the result and its usage together: no save can contain one without the other."""
         state = self._state
-        state.results[request.call_id] = result
         state.own_usage = state.own_usage + usage
-        if children.outcomes:
+        if children is not None and children.outcomes:
             state.child_usage = state.child_usage + children.usage
+        if request.number:
+            state.finish_call(request.call_id, result, self._measure_call(request, started_at))
+        else:
+            state.results[request.call_id] = result
         self._open.pop(request.call_id, None)
+
+    def _measure_call(self, request: CallRequest, started_at: float | None) -> StepTimes | None:
+        if started_at is None:
+            return None
+        took = round((self._attempt.services.clock.monotonic() - started_at) * 1000)
+        return StepTimes(took, 0, (CallTime(request.call_id, 0, took),))
 
     async def _start_in_thread(self, request: CallRequest, context: ToolContext, children: ChildRuns) -> Any:
         """Wait for a slot first. The claim is verified after that."""
@@ -232,8 +274,9 @@ class ToolCalls:
             if result is WAITING:
                 return result
             # Recorded before any port runs: an error of a port does not undo the call.
-            self._record_result(request, result, children, ONE_TOOL_CALL)
-            self._times.add_call(request.call_id, started_at)
+            self._record_result(request, result, children, ONE_TOOL_CALL, started_at)
+            if not request.number:
+                self._times.add_call(request.call_id, started_at)
         except BaseException as exc:
             error = exc
             raise
@@ -319,11 +362,7 @@ class ToolCalls:
 
     def end_step(self) -> bool:
         """Forget the batch: all its results are in the history. Return whether they have to be saved at once."""
-        force = self._has_once_call
-        if self._intent_pending:
-            self._intent_pending = False
-            self._attempt.services.intent_timer.cancel(self)
-            force = force or self._has_idempotent_call
+        force = self._cancel_intent() or self._has_once_call
         self._has_once_call = self._has_idempotent_call = False
         self._open.clear()
         self._not_started.clear()
@@ -334,6 +373,14 @@ class ToolCalls:
         return force
 
     # -- the intent of pure and idempotent calls ----------------------------------------------------------------
+
+    def _cancel_intent(self) -> bool:
+        """Do not save the intent. Return whether the results have to be saved at once instead."""
+        if not self._intent_pending:
+            return False
+        self._intent_pending = False
+        self._attempt.services.intent_timer.cancel(self)
+        return self._has_idempotent_call
 
     def save_intent(self) -> None:
         """Save the reply while its calls are running: for the intent timer."""

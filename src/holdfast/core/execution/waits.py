@@ -173,11 +173,11 @@ class Waits:
             case "expire" if wait.kind == "timer":
                 return request.reconciled_result("The time has come.")
             case "expire":
-                return request.error_result(format_expiry(wait))
+                return request.expired_result(format_expiry(wait))
             case "approve":
                 return None if decision.arguments is None else request.replace_arguments(decision.arguments)
             case "deny":
-                return request.error_result(format_denial(decision))
+                return request.denied_result(format_denial(decision))
             case "value":
                 return request.reconciled_result(decision.value)
 

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 import msgspec
 
 from holdfast.core.errors import DefinitionError, InvalidRunId
-from holdfast.core.run.prompt import Prompt, dump_inputs, dump_prompt, make_request_digest, summarize_prompt
+from holdfast.core.run.prompt import (
+    Prompt,
+    check_input,
+    dump_inputs,
+    dump_prompt,
+    make_request_digest,
+    summarize_prompt,
+)
 from holdfast.ids import make_id
 
 if TYPE_CHECKING:
@@ -200,6 +207,8 @@ class RunInfo(RunIndex, frozen=True, kw_only=True, omit_defaults=True):
         name, loop_name = (agent, "") if isinstance(agent, str) else (agent.name, NATIVE_LOOP_NAME)
         details = AgentDetails() if isinstance(agent, str) else AgentDetails.from_source(agent)
         given: dict[str, Any] = {**options, "labels": _copy_labels(options.get("labels"))}
+        dumped, plain_inputs = dump_prompt(name, details.loop, prompt), dump_inputs(inputs)
+        check_input(details.loop, dumped, plain_inputs)
         return cls(
             run_id=make_id() if run_id is None else run_id,
             agent_name=name,
@@ -208,8 +217,8 @@ class RunInfo(RunIndex, frozen=True, kw_only=True, omit_defaults=True):
             loop=loop_name if details.loop is None else details.loop.name,
             parent_run_id=parent_run_id,
             lineage=lineage,
-            prompt=dump_prompt(name, details.loop, prompt),
-            inputs=dump_inputs(inputs),
+            prompt=dumped,
+            inputs=plain_inputs,
             **given,
         )
 

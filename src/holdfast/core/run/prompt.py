@@ -25,6 +25,19 @@ class PromptEncoder(Protocol):
         ...
 
 
+@runtime_checkable
+class InputChecker(Protocol):
+    """A loop that knows which input its agent takes."""
+
+    def check_input(self, prompt: str | list[JsonValue], inputs: Mapping[str, JsonValue]) -> None:
+        """Refuse an input that does not fit, before anything is stored.
+
+        Raises:
+            DefinitionError: it does not fit.
+        """
+        ...
+
+
 def dump_prompt(agent_name: str, loop: object | None, prompt: Any) -> str | list[JsonValue]:
     """Return a prompt as plain data: text, or a list of content parts.
 
@@ -82,6 +95,16 @@ def dump_inputs(inputs: Any) -> dict[str, JsonValue]:
         return dict(to_json_value(dict(inputs), "the inputs"))
     except PayloadError as exc:
         raise DefinitionError(str(exc)) from exc
+
+
+def check_input(loop: object | None, prompt: str | list[JsonValue], inputs: Mapping[str, JsonValue]) -> None:
+    """Refuse an input that the agent's loop does not take.
+
+    Raises:
+        DefinitionError: it does not fit.
+    """
+    if isinstance(loop, InputChecker):
+        loop.check_input(prompt, inputs)
 
 
 def summarize_prompt(prompt: str | Sequence[JsonValue]) -> str:

@@ -106,6 +106,15 @@ class StepCalls(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         waits = {each: wait for each, wait in self.waits.items() if each != call_id}
         return msgspec.structs.replace(self, waits=waits)
 
+    def remove_call(self, call_id: str) -> "StepCalls":
+        """Return these without a call that has its result."""
+        known = self.remove_wait(call_id)
+        in_doubt = tuple(each for each in self.in_doubt if each != call_id)
+        not_started = tuple(each for each in self.not_started if each != call_id)
+        if not (known.waits or in_doubt or not_started):
+            return NO_CALLS
+        return msgspec.structs.replace(known, in_doubt=in_doubt, not_started=not_started)
+
     @property
     def undecided(self) -> tuple[WaitingCall, ...]:
         """The calls that still wait."""
@@ -227,6 +236,20 @@ class RunState:
         self.history.finished_count = len(self.history)
         decisions = {} if self.calls is NO_CALLS else self.calls.decisions
         self.calls = NO_CALLS
+        self.step_end = StepEnd(
+            self.own_usage, self.child_usage, self.retry, self.port_data, self.loop_data, decisions, times
+        )
+
+    def finish_call(self, call_id: str, result: Any, times: StepTimes | None = None) -> None:
+        """Add the result of a call that is a step of its own to the history, and count the step."""
+        self.steps += 1
+        self.results.pop(call_id, None)
+        self.history.append(result)
+        self.history.finished_count = len(self.history)
+        decisions: dict[str, Decision] = {}
+        if self.calls is not NO_CALLS:
+            decisions = {each: decision for each, decision in self.calls.decisions.items() if each == call_id}
+            self.calls = self.calls.remove_call(call_id)
         self.step_end = StepEnd(
             self.own_usage, self.child_usage, self.retry, self.port_data, self.loop_data, decisions, times
         )

@@ -127,7 +127,7 @@ class RunClient:
     async def submit(
         self,
         agent: AgentSource | str,
-        prompt: Prompt,
+        prompt: Prompt = "",
         *,
         inputs: Mapping[str, Any] | None = None,
         run_id: str | None = None,

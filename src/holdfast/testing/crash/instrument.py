@@ -6,7 +6,7 @@ Each wrapper delegates to the user's own object, if there is one.
 import copy
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -179,8 +179,11 @@ class _InstrumentedChildren:
     def __init__(self, inner: ChildStarter, instrumentation: Instrumentation, parent_call: ToolContext) -> None:
         self._inner, self._instrumentation, self._parent_call = inner, instrumentation, parent_call
 
-    async def start(self, agent: AgentSource, prompt: str, key: str | None) -> Any:
-        return await self._inner.start(self._instrumentation.wrap_source(agent, self._parent_call), prompt, key)
+    async def start(
+        self, agent: AgentSource, prompt: str, key: str | None, inputs: Mapping[str, Any] | None = None
+    ) -> Any:
+        source = self._instrumentation.wrap_source(agent, self._parent_call)
+        return await self._inner.start(source, prompt, key, inputs)
 
     def begin_try(self) -> None:
         self._inner.begin_try()

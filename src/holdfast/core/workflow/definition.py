@@ -1,0 +1,75 @@
+"""`@workflow`: a plain async function whose runs survive their processes."""
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, overload
+
+from holdfast.core.agents.agent import Agent, Bounds
+from holdfast.core.run.info import RunInfo
+from holdfast.core.run.result import OutputT
+from holdfast.core.validation import check_callable, check_text, check_type
+from holdfast.core.workflow.workflow_function import WorkflowFunction
+from holdfast.core.workflow.workflow_loop import WorkflowLoop
+
+#: A workflow takes more steps than an agent: each call is one.
+DEFAULT_BOUNDS = Bounds(max_steps=10_000)
+
+
+class Workflow(Generic[OutputT]):
+    """A durable function. It is an agent source: give it to an App, run, submit or schedule it by name."""
+
+    def __init__(
+        self,
+        function: Callable[..., Awaitable[OutputT]],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        bounds: Bounds = DEFAULT_BOUNDS,
+        agent_id: str = "",
+    ) -> None:
+        """Make a workflow of an async function.
+
+        Args:
+            name: interrupted runs find their function by it. By default that of the function.
+            description: for a model that may call it as a tool. By default the docstring.
+            bounds: of a run. Each recorded call is a step.
+            agent_id: stored with each run; tells versions of one function apart.
+
+        Raises:
+            DefinitionError: the function is no async function, or a parameter has no annotation.
+        """
+        check_callable("the function of a workflow", function)
+        self.name: str = name if name is not None else str(getattr(function, "__name__", ""))
+        check_text("the name of a workflow", self.name)
+        check_type(f"workflow {self.name}: bounds", bounds, Bounds)
+        self.description: str = description if description is not None else inspect.getdoc(function) or ""
+        self.agent_id = agent_id
+        self.function = function
+        self.loop = WorkflowLoop(WorkflowFunction(function, self.name))
+        self._agent: Agent[OutputT] = Agent(name=self.name, loop=self.loop, bounds=bounds, agent_id=agent_id)
+        functools.update_wrapper(self, function, updated=())
+
+    async def build(self, info: RunInfo) -> Agent[OutputT]:
+        """Return the agent whose loop calls the function."""
+        return self._agent
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Awaitable[OutputT]:
+        """Call the function itself: nothing is recorded, for tests and as a part of another workflow."""
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"Workflow({self.name!r})"
+
+
+@overload
+def workflow(function: Callable[..., Awaitable[OutputT]], /) -> Workflow[OutputT]: ...
+@overload
+def workflow(
+    *, name: str | None = None, description: str | None = None, bounds: Bounds = DEFAULT_BOUNDS, agent_id: str = ""
+) -> Callable[[Callable[..., Awaitable[OutputT]]], Workflow[OutputT]]: ...
+def workflow(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Make a `Workflow` of an async function, as a decorator with or without options, which are those of `Workflow`."""
+    if function is not None:
+        return Workflow(function)
+    return functools.partial(Workflow, **options)

@@ -1,0 +1,127 @@
+"""What the code of a workflow calls beside tools: other agents, plain functions, the time, random values, races."""
+
+import functools
+import inspect
+import typing
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+from holdfast.core.agents.agent import AgentSource
+from holdfast.core.agents.calls import Effect
+from holdfast.core.agents.tool_context import find_workflow
+from holdfast.core.errors import DefinitionError, RunError
+from holdfast.core.validation import check_text
+from holdfast.core.workflow.first import Race
+from holdfast.core.workflow.step_calls import AgentStep, FunctionStep, ValueStep
+from holdfast.core.workflow.workflow_run import WorkflowRun
+from holdfast.ids import draw_between, make_uuid
+
+
+def current_workflow(name: str) -> WorkflowRun:
+    """Return the workflow whose function calls this.
+
+    Raises:
+        RunError: no function of a workflow calls it, or a tool does, which is a step itself.
+    """
+    run = find_workflow()
+    if not isinstance(run, WorkflowRun):
+        raise RunError(f"{name}() works only in the function of a workflow, and not inside of its tools")
+    return run
+
+
+async def first(**branches: Awaitable[Any]) -> tuple[str, Any]:
+    """Wait for the first of several steps or coroutines, and return its name and value. The others are cancelled.
+
+    The winner is recorded: a later attempt of the run enters no other branch. If the winner raised an exception, it is
+    raised.
+
+    Raises:
+        RunError: not called by the function of a workflow.
+    """
+    return await Race(current_workflow("first"), branches).run()
+
+
+async def call(
+    name: str,
+    function: Callable[..., Any],
+    *args: Any,
+    effect: Effect | str = Effect.ONCE,
+    key: str | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Call a function, sync or async, as a step with this name. Its arguments and its result are plain data.
+
+    The result is made from its stored form by the return annotation of the function, if it has one.
+
+    Args:
+        effect: of calling it twice, as for tools.
+        key: finds the step again, instead of the arguments.
+
+    Raises:
+        RunError: not called by the function of a workflow.
+        StepFailed: the function raised an exception.
+    """
+    run = current_workflow("call")
+    check_text("the name of a step", name)
+    try:
+        known_effect = Effect(effect)
+    except ValueError:
+        raise DefinitionError(f"effect is {effect!r}, not one of {[*Effect]}") from None
+    return await run.call(
+        FunctionStep(
+            run.attempt,
+            functools.partial(function, *args, **kwargs),
+            tool=name,
+            arguments={"args": list(args), **kwargs} if args else kwargs,
+            effect=known_effect,
+            key=key,
+            returns=_find_return_type(function),
+        )
+    )
+
+
+def _find_return_type(function: Callable[..., Any]) -> Any:
+    try:
+        found = typing.get_type_hints(function if inspect.isroutine(function) else type(function).__call__)
+    except (NameError, TypeError, AttributeError):
+        return Any
+    return found.get("return", Any)
+
+
+async def run_agent(
+    agent: AgentSource, prompt: str = "", *, inputs: Mapping[str, Any] | None = None, key: str | None = None
+) -> Any:
+    """Run an agent or another workflow as a child run, and return its output. A resumed workflow attaches to the child.
+
+    Raises:
+        RunError: not called by the function of a workflow.
+        StepFailed: the child run failed.
+    """
+    run = current_workflow("run_agent")
+    return await run.call(AgentStep(run.attempt, agent, prompt, inputs, key))
+
+
+async def now() -> datetime:
+    """Return the current time, recorded: the same in every attempt of the run."""
+    run = current_workflow("now")
+    step = ValueStep(run.attempt, "now", run.attempt.services.clock.now)
+    step.returns = datetime
+    return await run.call(step)  # type: ignore[no-any-return]
+
+
+async def uuid4() -> uuid.UUID:
+    """Return a random UUID, recorded: the same in every attempt of the run."""
+    run = current_workflow("uuid4")
+    step = ValueStep(run.attempt, "uuid4", make_uuid)
+    step.returns = uuid.UUID
+    return await run.call(step)  # type: ignore[no-any-return]
+
+
+async def random() -> float:
+    """Return a random number from 0 to 1, recorded: the same in every attempt of the run."""
+    run = current_workflow("random")
+    step = ValueStep(run.attempt, "random", functools.partial(draw_between, 0.0, 1.0))
+    step.returns = float
+    return await run.call(step)  # type: ignore[no-any-return]

@@ -1,0 +1,109 @@
+"""The recorded steps of a workflow, and the identity by which its code finds them in any order."""
+
+import asyncio
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.core.agents.calls import Effect
+from holdfast.core.loop import FinishedCall, PendingCall
+from holdfast.core.run.messages import Reply, ToolCall, ToolResult
+from holdfast.core.workflow.step_calls import StepCall
+from holdfast.core.workflow.step_errors import AmbiguousStep, StepError
+
+#: The step that records the winner of `first`.
+FIRST = "first"
+
+
+class StepLog:
+    """What a workflow has recorded so far, from its history."""
+
+    def __init__(self, history: Iterable[Any] = ()) -> None:
+        #: The calls that were announced, by id, in their order.
+        self.calls: dict[str, ToolCall] = {}
+        self.results: dict[str, ToolResult] = {}
+        #: Calls of branches that lost a `first`.
+        self.abandoned: set[str] = set()
+        #: The place of each call among all, from one.
+        self.numbers: dict[str, int] = {}
+        for message in history:
+            if isinstance(message, Reply):
+                for call in message.tool_calls:
+                    self.add_call(call)
+            elif isinstance(message, ToolResult):
+                self.add_result(message)
+
+    def add_call(self, call: ToolCall) -> None:
+        self.calls[call.id] = call
+        self.numbers.setdefault(call.id, len(self.numbers) + 1)
+
+    def add_result(self, result: ToolResult) -> None:
+        self.results[result.call_id] = result
+        if result.tool == FIRST and isinstance(result.content, dict):
+            self.abandoned.update(result.content.get("abandoned", ()))
+
+    @property
+    def pending(self) -> Sequence[PendingCall]:
+        """The calls without a result that the workflow still wants."""
+        return [
+            PendingCall(call_id=call.id, tool=call.name, arguments=call.arguments)
+            for call in self.calls.values()
+            if call.id not in self.results and call.id not in self.abandoned
+        ]
+
+    @property
+    def finished(self) -> Sequence[FinishedCall]:
+        """The calls with a result."""
+        return [
+            FinishedCall(
+                call_id=call.id,
+                tool=call.name,
+                arguments=call.arguments,
+                content=self.results[call.id].content,
+                error=self.results[call.id].error,
+            )
+            for call in self.calls.values()
+            if call.id in self.results
+        ]
+
+    def is_settled_without_effect(self, call_id: str) -> bool:
+        """Whether the code need not repeat this call: it lost interest, or a person has decided about it."""
+        result = self.results.get(call_id)
+        if call_id in self.abandoned:
+            return True
+        if result is None or not result.error:
+            return False
+        return not isinstance(result.content, dict) or StepError.from_content(result.content).kind == "cancelled"
+
+
+class StepIdentity:
+    """Gives ids to the calls of one attempt: name, key or digest of the arguments, ordinal among equals.
+
+    No id depends on the order of different calls, so parallel branches find their own results after a crash.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+        #: The task that made each call first.
+        self._tasks: dict[str, asyncio.Task[Any] | None] = {}
+
+    def assign(self, call: StepCall) -> str:
+        """Return the id of a call.
+
+        Raises:
+            AmbiguousStep: another task makes the same call, and it is not `pure`.
+        """
+        place = f"{call.tool}:{call.key or make_digest(call.arguments)}"
+        task = asyncio.current_task()
+        shared = self._tasks.setdefault(place, task) is not task
+        if shared and (call.effect is not Effect.PURE or call.tool == FIRST):
+            raise AmbiguousStep(call.tool)
+        self._counts[place] = self._counts.get(place, 0) + 1
+        return f"{place}:{self._counts[place]}"
+
+
+def make_digest(arguments: Any) -> str:
+    """Return a digest of plain data, in which the order of keys makes no difference."""
+    return hashlib.sha256(msgspec.json.encode(arguments, order="sorted")).hexdigest()[:16]

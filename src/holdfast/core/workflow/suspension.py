@@ -1,0 +1,180 @@
+"""When the code of a workflow is unwound: no step is in progress, and those that wait need time or mail."""
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+from holdfast.clock import Timer
+from holdfast.core.errors import RunError
+from holdfast.core.execution.attempt import Attempt
+from holdfast.core.execution.waits import Waits
+
+#: Tasks of a workflow may run code of their own while all its steps wait. They are unwound when they have made no new
+#: step for this time.
+QUIET_PERIOD = timedelta(seconds=1)
+
+#: Turns of the event loop in which a task that got a result begins its next step.
+_SETTLING_TURNS = 10
+
+
+class Unwind(BaseException):
+    """Ends the code of a workflow that has to wait or to stop. `except Exception` does not catch it."""
+
+
+class _Rest:
+    """What one task rests for."""
+
+    __slots__ = ("call_id", "for_next_step", "future")
+
+    def __init__(self, call_id: str, *, for_next_step: bool = False) -> None:
+        self.call_id, self.for_next_step = call_id, for_next_step
+        #: True: the task may continue. False: no task has made a step for a while.
+        self.future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    def wake(self, value: bool = True) -> None:
+        if not self.future.done():
+            self.future.set_result(value)
+
+
+class Suspension:
+    """Knows which tasks of a workflow work and which rest, and unwinds them when none can continue."""
+
+    def __init__(self, attempt: Attempt, waits: Waits) -> None:
+        self._attempt, self._waits = attempt, waits
+        self._root = asyncio.current_task()
+        #: All tasks that make steps.
+        self._tasks: set[asyncio.Task[Any]] = {self._root} if self._root is not None else set()
+        self._working = 0
+        self._resting: dict[asyncio.Task[Any], _Rest] = {}
+        #: Tasks that only wait for other tasks of the workflow.
+        self._joining: set[asyncio.Task[Any]] = set()
+        self._stop_error: BaseException | None = None
+        self._timer: Timer | None = None
+        #: Grows with every step. A check that was scheduled before is void.
+        self._changes = 0
+        #: The error that ends the attempt, once the code is unwound.
+        self.error: BaseException | None = None
+        #: The code has ended.
+        self.closed = False
+
+    # -- work and rest ------------------------------------------------------------------------------------------------
+
+    def on_step(self) -> None:
+        """The code has asked for a step."""
+        self._changes += 1
+        if (task := asyncio.current_task()) is not None:
+            self._tasks.add(task)
+        for rest in list(self._resting.values()):
+            if rest.for_next_step:
+                rest.wake()
+
+    def begin_work(self) -> None:
+        """The current task makes a step."""
+        self._working += 1
+
+    def end_work(self) -> None:
+        self._working -= 1
+        self._schedule_check()
+
+    async def rest(self, call_id: str = "") -> None:
+        """Let the current task rest, within its work, until its call may have an answer.
+
+        Raises:
+            Unwind: the code ends here.
+        """
+        await self._rest(_Rest(call_id))
+
+    async def rest_until_next_step(self) -> bool:
+        """Return True when another task has made a step, False if none does."""
+        return await self._rest(_Rest("", for_next_step=True))
+
+    async def _rest(self, rest: _Rest) -> bool:
+        task = asyncio.current_task()
+        if task is None:
+            raise RunError("a step of a workflow was made outside of a task")
+        self._resting[task] = rest
+        self._working -= 1
+        self._schedule_check()
+        try:
+            return await rest.future
+        finally:
+            self._working += 1
+            del self._resting[task]
+
+    def join(self, tasks: "set[asyncio.Task[Any]]") -> None:
+        """The current task only waits for these until `end_join`."""
+        self._tasks |= tasks
+        if (task := asyncio.current_task()) is not None:
+            self._joining.add(task)
+
+    def end_join(self) -> None:
+        if (task := asyncio.current_task()) is not None:
+            self._joining.discard(task)
+
+    def stop(self, error: BaseException) -> None:
+        """End the attempt with this error as soon as no step is in progress."""
+        self._stop_error = self._stop_error or error
+
+    # -- the check ----------------------------------------------------------------------------------------------------
+
+    def _schedule_check(self) -> None:
+        if not self._working and self._resting and self.error is None and not self.closed:
+            self._changes += 1
+            self._settle(self._changes, _SETTLING_TURNS)
+
+    def _settle(self, changes: int, turns: int) -> None:
+        if changes != self._changes or self._working or self.closed:
+            return
+        if turns:
+            asyncio.get_running_loop().call_soon(self._settle, changes, turns - 1)
+        elif self._stop_error is not None or self._all_rest():
+            self._finish(changes)
+        else:
+            self._start_timer(QUIET_PERIOD, self._finish, changes)
+
+    def _start_timer(self, delay: timedelta, callback: Any, *args: Any) -> None:
+        self._cancel_timer()
+        self._timer = self._attempt.services.clock.call_later(delay, lambda: callback(*args))
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _all_rest(self) -> bool:
+        """Whether every task of the workflow waits, as far as they are known."""
+        waiting = {task for task, rest in self._resting.items() if not rest.for_next_step}
+        return all(task.done() or task in waiting or task in self._joining for task in self._tasks)
+
+    def _finish(self, changes: int) -> None:
+        """No task has made a step since: wake those that may continue, or unwind the code."""
+        if changes != self._changes or self._working or self.closed or self.error is not None:
+            return
+        if self._stop_error is None:
+            rests = list(self._resting.values())
+            ready = [rest for rest in rests if rest.call_id and not self._waits.is_open(rest.call_id)]
+            undecided = [rest for rest in rests if rest.for_next_step]
+            if ready or undecided:
+                for rest in ready or undecided:
+                    rest.wake(bool(ready))
+                return
+        self.error = self._stop_error or self._waits.make_error()
+        for rest in self._resting.values():
+            if not rest.future.done():
+                rest.future.set_exception(Unwind())
+        self._start_timer(QUIET_PERIOD, self._cancel_root)
+
+    def _cancel_root(self) -> None:
+        """Cancel a function that waits for something else than its steps."""
+        if not self.closed and self._root is not None:
+            self._root.cancel()
+
+    async def close(self) -> None:
+        """The function has ended: end the tasks that it has left behind."""
+        self.closed = True
+        self._cancel_timer()
+        left = {task for task in self._tasks if task is not self._root and not task.done()}
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.gather(*left, return_exceptions=True)

@@ -1,0 +1,109 @@
+"""The loop of workflows: calls the function, which calls its steps; and what is stored of them."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.core.agents.tool_context import _CURRENT_CALL, CURRENT_WORKFLOW
+from holdfast.core.errors import DefinitionError, PayloadError
+from holdfast.core.execution.step import StepContext
+from holdfast.core.json_value import to_json_value
+from holdfast.core.loop import FinishedCall, PendingCall
+from holdfast.core.run.messages import NATIVE_CODEC, MessageCodec, ToolResult, User
+from holdfast.core.run.prompt import summarize_prompt
+from holdfast.core.workflow.step_log import StepLog
+from holdfast.core.workflow.suspension import Unwind
+from holdfast.core.workflow.workflow_function import WorkflowFunction
+from holdfast.core.workflow.workflow_run import WorkflowRun
+
+#: `RunInfo.loop` of workflows.
+WORKFLOW_LOOP_NAME = "workflow"
+
+
+class WorkflowLoop:
+    """Executes the runs of one workflow. Its calls and results are native messages; each call is a step."""
+
+    name = WORKFLOW_LOOP_NAME
+
+    def __init__(self, function: WorkflowFunction) -> None:
+        self._function = function
+
+    @property
+    def codec(self) -> MessageCodec:
+        return NATIVE_CODEC
+
+    def check_input(self, prompt: Any, inputs: Mapping[str, Any]) -> None:
+        """Refuse an input that does not fit the function, before anything is stored."""
+        self._function.bind(prompt, inputs)
+
+    def pending_calls(self, history: Sequence[Any]) -> Sequence[PendingCall]:
+        return StepLog(history).pending
+
+    def finished_calls(
+        self, history: Sequence[Any], results: Mapping[str, Any] | None = None
+    ) -> Sequence[FinishedCall]:
+        return StepLog([*history, *(results or {}).values()]).finished
+
+    def make_result(self, call: PendingCall, content: Any, *, error: bool = False) -> Any:
+        return ToolResult(
+            call_id=call.call_id, tool=call.tool, content=to_json_value(content, "the answer"), error=error
+        )
+
+    def make_message(self, content: str | list[Any]) -> Any:
+        return User(summarize_prompt(content))
+
+    def dump_output(self, output: Any) -> Any:
+        return to_json_value(output, "the result of the workflow")
+
+    def load_output(self, stored: Any) -> Any:
+        try:
+            return msgspec.convert(stored, self._function.returns)
+        except (msgspec.ValidationError, TypeError) as exc:
+            raise PayloadError(f"the result of the workflow does not fit its annotation: {exc}") from exc
+
+    async def run(self, context: StepContext) -> Any:
+        """Call the function, and return its result as a store returns it.
+
+        Raises:
+            RunWaiting: all its steps wait for time or mail.
+        """
+        info = context.attempt.info
+        if info.conversation:
+            raise DefinitionError(f"workflow {info.agent_name}: a workflow holds no conversations")
+        if context.begins:
+            text = info.prompt_text or msgspec.json.encode(info.inputs).decode()
+            await context.start([User(text)])
+        for call_id, result in list(context.state.results.items()):  # a person has resolved them
+            context.state.finish_call(call_id, result)
+        arguments = self._function.bind(info.prompt, info.inputs)
+        run = WorkflowRun(context)
+        output = await self._call_function(run, arguments)
+        run.consume_messages()
+        return self.load_output(self.dump_output(output))
+
+    async def _call_function(self, run: WorkflowRun, arguments: dict[str, Any]) -> Any:
+        suspension, task = run.suspension, asyncio.current_task()
+        CURRENT_WORKFLOW.set(run)
+        _CURRENT_CALL.set(None)  # a child run has inherited the call that started it
+        try:
+            output = await self._function.call(arguments)
+        except BaseException as exc:
+            if suspension.error is not None:
+                if isinstance(exc, asyncio.CancelledError) and task is not None:
+                    task.uncancel()
+                raise suspension.error from None
+            if isinstance(exc, Unwind) or _is_unwound(exc):
+                raise asyncio.CancelledError from None  # the run was stopped
+            raise
+        finally:
+            CURRENT_WORKFLOW.set(None)
+            await suspension.close()
+        if suspension.error is not None:  # the function has swallowed it
+            raise suspension.error
+        return output
+
+
+def _is_unwound(error: BaseException) -> bool:
+    return isinstance(error, BaseExceptionGroup) and error.subgroup(Unwind) is not None

@@ -1,0 +1,188 @@
+"""One attempt of a workflow: makes the steps that its code asks for, and unwinds the code when the run has to wait."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextvars import ContextVar
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from holdfast.core.agents.calls import Effect
+from holdfast.core.agents.tool import Tool
+from holdfast.core.errors import RunError, RunParked, StepsExceeded
+from holdfast.core.execution.step import StepContext, take_messages
+from holdfast.core.execution.waits import WAITING
+from holdfast.core.run.messages import Reply, ToolCall, ToolResult, User
+from holdfast.core.run.prompt import summarize_prompt
+from holdfast.core.run.run_events import StepStarted
+from holdfast.core.workflow.step_calls import StepCall, ToolStep
+from holdfast.core.workflow.step_log import StepIdentity, StepLog
+from holdfast.core.workflow.suspension import Suspension, Unwind
+
+log: logging.Logger = logging.getLogger("holdfast.run")
+
+#: A wait that ends within this time is waited out in the process.
+MAX_IN_PROCESS_WAIT = timedelta(seconds=5)
+
+#: The ids of the calls that the current branch of a `first` has made, and those of the branches around it.
+BRANCH_CALLS: ContextVar[tuple[set[str], ...]] = ContextVar("holdfast_branch", default=())
+
+
+class WorkflowRun:
+    """Makes the steps of a workflow in one attempt. Belongs to one event loop."""
+
+    def __init__(self, context: StepContext) -> None:
+        self.attempt = context.attempt
+        self.steps = StepLog(context.state.history)
+        self.suspension = Suspension(context.attempt, context.waits)
+        self._context, self._state = context, context.state
+        self._identity = StepIdentity()
+        self._loop = asyncio.get_running_loop()
+        #: The calls that the code has made in this attempt.
+        self._met: set[str] = set()
+
+    def call_tool(self, tool: Tool, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: str | None) -> Any:
+        """Return an awaitable of the result of the tool, as a step.
+
+        Raises:
+            TypeError: the arguments do not fit the tool. DefinitionError: the key is no text.
+        """
+        return self.call(ToolStep(self.attempt, tool, tool.bind(args, kwargs), key))
+
+    async def call(self, call: StepCall) -> Any:
+        """Return the value of a step, recorded or made now, or raise its error."""
+        result = self.find(call)
+        return call.load(result if result is not None else await self.make(call))
+
+    def find(self, call: StepCall) -> ToolResult | None:
+        """Give the call its id, and return its recorded result."""
+        self._check_place(call.tool)
+        call.call_id = self._identity.assign(call)
+        for branch in BRANCH_CALLS.get():
+            branch.add(call.call_id)
+        self._met.add(call.call_id)
+        self.suspension.on_step()
+        return self.steps.results.get(call.call_id)
+
+    def _check_place(self, tool: str) -> None:
+        if self.suspension.closed:
+            raise RunError(f"{tool} was called for the workflow run {self._context.run_id}, which has ended")
+        if asyncio.get_running_loop() is not self._loop:
+            raise RunError(f"{tool} was called in another event loop or thread than that of its workflow")
+        if self.suspension.error is not None or self.attempt.stop_state.is_stopped:
+            raise Unwind(f"{tool} was called while its workflow is unwound: the next attempt continues there")
+
+    async def make(self, call: StepCall) -> ToolResult:
+        """Make a call that has no recorded result, and record it."""
+        self.suspension.begin_work()
+        try:
+            if call.call_id not in self.steps.calls:
+                await self._refuse_changed_arguments(call)
+            await self._announce(call)
+            return await self._execute(call)
+        except asyncio.CancelledError:
+            await self._on_cancelled(call)
+            raise
+        except Exception as exc:  # no result of the step: it ends the attempt
+            self.attempt.stop_state.record_interruption(exc)
+            self.suspension.stop(exc)
+            await self.suspension.rest()
+            raise Unwind from exc
+        finally:
+            self.suspension.end_work()
+
+    async def _announce(self, call: StepCall) -> None:
+        """Check bounds, budget and shutdown, and record that the call is asked for."""
+        attempt, context = self.attempt, self._context
+        stop = attempt.stop_state
+        if stop.error is not None:
+            raise stop.error
+        stop.raise_if_stopped()
+        bounds = context.profile.bounds
+        if self._state.turn_steps >= bounds.max_steps:
+            raise StepsExceeded(context.run_id, bounds.max_steps)
+        if attempt.services.ports.budget is not None:
+            await attempt.services.ports.budget.check(attempt.info, self._state)
+        self.consume_messages()
+        resumed = call.call_id in self.steps.calls
+        if not resumed:
+            self._add_call(call)
+        call.number = self.steps.numbers[call.call_id]
+        if not resumed:
+            context.tool_calls.add_approvals([call])
+        if StepStarted in attempt.observers.wanted:
+            await attempt.observers.publish(StepStarted(run_id=context.run_id, step=call.number))
+        await context.tool_calls.announce({call.call_id: call.effect}, resumed=resumed)
+
+    def _add_call(self, call: StepCall) -> None:
+        request = ToolCall(id=call.call_id, name=call.tool, arguments=call.arguments)
+        self.steps.add_call(request)
+        self._state.history.append(Reply(tool_calls=(request,)))
+
+    async def _execute(self, call: StepCall) -> ToolResult:
+        tool_calls, waits, clock = self._context.tool_calls, self._context.waits, self.attempt.services.clock
+        while True:
+            result = await tool_calls.try_execute(call)
+            if result is not WAITING:
+                self.steps.add_result(result)
+                return result  # type: ignore[no-any-return]
+            wait = waits.get(call.call_id)
+            delay = None if wait is None or wait.expires_at is None else wait.expires_at - clock.now()
+            if delay is None or delay > MAX_IN_PROCESS_WAIT:
+                await self.suspension.rest(call.call_id)
+            else:
+                await self.attempt.saver.save(force=True)  # the time at which it ends stays the same
+                await self.attempt.stop_state.pause(max(delay, timedelta(0)))
+                await waits.end_expired()
+
+    async def _on_cancelled(self, call: StepCall) -> None:
+        """Record that the workflow has cancelled a call itself, unless the run is being stopped."""
+        await asyncio.sleep(0)  # code that cancels all tasks may stop the run only now
+        if self.suspension.error is not None:
+            raise Unwind from None
+        if self.attempt.stop_state.is_stopping or call.number == 0 or call.call_id in self.steps.results:
+            return
+        result = call.cancelled_result()
+        self.steps.add_result(result)
+        await self._context.tool_calls.record_cancelled(call, result)
+
+    def consume_messages(self) -> None:
+        """Put messages that were sent to the run into its history. A workflow reads signals and answers only."""
+        for content in take_messages(self.attempt):
+            log.warning("run %s: a workflow reads no messages, send it a signal", self._context.run_id)
+            self._state.history.append(User(summarize_prompt(content)))
+
+    # -- changed arguments --------------------------------------------------------------------------------------------
+
+    async def _refuse_changed_arguments(self, call: StepCall) -> None:
+        """Return once the code has met every recorded `once` call of this tool.
+
+        Raises:
+            RunParked: it meets no more of them. This call may be one of them with other arguments.
+        """
+        while call.effect is Effect.ONCE and (unmet := self._list_unmet(call.tool)):
+            if await self.suspension.rest_until_next_step():
+                continue
+            self._add_call(call)
+            calls = self._state.calls
+            self._state.calls = msgspec.structs.replace(calls, in_doubt=(*calls.in_doubt, call.call_id))
+            earlier = "; ".join(f"{each.id} with {_to_text(each.arguments)}" for each in unmet)
+            raise RunParked(
+                "changed arguments",
+                f"the workflow calls {call.tool} with {_to_text(call.arguments)} ({call.call_id}), and did not repeat "
+                f"the recorded {earlier}: it may be the same call. Unpark the run with the result of the new call, "
+                "unpark it after the code was corrected, or cancel it",
+            )
+
+    def _list_unmet(self, tool: str) -> list[ToolCall]:
+        return [
+            call
+            for call in self.steps.calls.values()
+            if call.name == tool and call.id not in self._met and not self.steps.is_settled_without_effect(call.id)
+        ]
+
+
+def _to_text(arguments: Any) -> str:
+    return msgspec.json.encode(arguments).decode()

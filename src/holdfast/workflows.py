@@ -1,0 +1,25 @@
+"""Durable functions: plain Python that survives its process. Tools are the steps of a workflow."""
+
+from holdfast.core.agents.waiting_tools import ask_person, sleep, wait_for
+from holdfast.core.workflow.definition import Workflow, workflow
+from holdfast.core.workflow.recorded import call, first, now, random, run_agent, uuid4
+from holdfast.core.workflow.step_errors import AmbiguousStep, StepCancelled, StepDenied, StepFailed, StepTimeout
+
+__all__ = [
+    "AmbiguousStep",
+    "StepCancelled",
+    "StepDenied",
+    "StepFailed",
+    "StepTimeout",
+    "Workflow",
+    "ask_person",
+    "call",
+    "first",
+    "now",
+    "random",
+    "run_agent",
+    "sleep",
+    "uuid4",
+    "wait_for",
+    "workflow",
+]
