@@ -304,7 +304,7 @@ async def test_retries_are_in_the_audit() -> None:
     await clock.advance(timedelta(seconds=8))
     await run
     assert [row.detail for row in await audit.query(AuditQuery(kind="event")) if row.name == "retry"] == [
-        "attempt 1 of the model failed, next in 7 s: ModelUnavailable: away",
-        "attempt 1 of look failed, next in 1 s: TimeoutError: late",
+        "try 1 of the model failed, next in 7 s: ModelUnavailable: away",
+        "try 1 of look failed, next in 1 s: TimeoutError: late",
     ]
     await audit.close()

@@ -123,7 +123,7 @@ def test_a_run_that_another_process_executes_is_waited_for(shell: Shell) -> None
 
 def test_ctrl_c_while_the_provider_is_down_says_how_to_go_on(shell: Shell) -> None:
     process = shell.start("run", "outage:agent", "hello", "--run-id", "r1")
-    line_with(process.stderr, "step 1: attempt 1 of the model failed, next in 0 ms: ModelUnavailable: 503")
+    line_with(process.stderr, "step 1: try 1 of the model failed, next in 0 ms: ModelUnavailable: 503")
     line_with(process.stderr, "run r1 waits for its model after 2 attempts, and resumes after 30 seconds")
     process.send_signal(signal.SIGINT)
     line_with(process.stderr, "run r1 interrupted; resume with: holdfast resume outage:agent r1")

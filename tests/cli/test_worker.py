@@ -105,7 +105,7 @@ def test_a_tool_that_never_returns_does_not_keep_a_worker_from_exiting(shell: Sh
     shell.wait_for_effect("hang c1")
     worker.send_signal(signal.SIGTERM)
     line_with(worker.stderr, "more seconds for tools in threads: run r1, tool hang, call c1")
-    line_with(worker.stderr, "does not wait for these tools any longer")
+    line_with(worker.stderr, "no longer waits for these tools")
     assert worker.wait(TIMEOUT) == 1
     # Its process is dead, so any worker takes it.
     assert shell.states() == {"r1": "interrupted"}

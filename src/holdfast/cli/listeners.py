@@ -211,7 +211,7 @@ def _format_event(event: Event, took: timedelta, *, live: bool) -> tuple[str, st
 
 def _describe_retry(event: RetryScheduled) -> str:
     pause = formatting.format_duration(event.delay)
-    return f"attempt {event.attempt} of {event.tool or 'the model'} failed, next in {pause}"
+    return f"try {event.attempt} of {event.tool or 'the model'} failed, next in {pause}"
 
 
 def _is_resumable(error: BaseException) -> bool:

@@ -160,7 +160,7 @@ class EventPrinter:
             case RetryScheduled():
                 pause = formatting.format_duration(event.delay)
                 what = f"{event.tool} {event.call_id}" if event.tool else "the model"
-                return f"  attempt {event.attempt} of {what} failed, next in {pause}: {event.error}", "yellow"
+                return f"  try {event.attempt} of {what} failed, next in {pause}: {event.error}", "yellow"
             case CallDecided():
                 by = f" by {event.decision.by}" if event.decision.by else ""
                 return f"  {event.tool} {event.call_id} answered{by}: {event.decision.kind}", "cyan"

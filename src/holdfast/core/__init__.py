@@ -1,4 +1,4 @@
-"""The kernel: executes agents step by step. What a host with a loop, ports or tools of its own needs."""
+"""The kernel: executes agents step by step. The names that a host with its own loop, ports or tools needs."""
 
 from holdfast.core.agents.agent import Model
 from holdfast.core.agents.calls import CallRequest, Effect

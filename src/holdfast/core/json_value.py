@@ -10,7 +10,7 @@ from holdfast.core.errors import PayloadError
 #: A JSON value: None, bool, int of some 4,000 digits at most, finite float, str, list, dict with str keys.
 JsonValue = Any
 
-#: Levels of lists and objects in one value. The codecs and Python itself fail at some 1,000, less what surrounds it.
+#: Levels of lists and objects in one value. The codecs and Python itself fail at some 1,000 in all.
 MAX_NESTING = 500
 
 _BINARY_TYPES = (bytes, bytearray, memoryview)

@@ -14,10 +14,10 @@ from holdfast.core.run.state import RunState
 from holdfast.core.run.status import AttemptEnd
 from holdfast.core.run.waiting import RunWaiting
 
-#: A logger of its own, for hosts that show the life of their runs in another way.
+#: A separate logger, for hosts that show the life cycle of their runs in another way.
 LIFECYCLE_LOG = logging.getLogger("holdfast.lifecycle")
 
-#: A logger of its own, for hosts that show retries in another way.
+#: A separate logger, for hosts that show retries in another way.
 RETRY_LOG = logging.getLogger("holdfast.retry")
 
 _MAX_ERROR_LENGTH = 300
@@ -125,7 +125,7 @@ def describe_retry(event: Retried) -> str:
     """Return a sentence about a try that failed and is followed by another one."""
     pause = f"{event.delay.total_seconds():.3g} s"
     called = event.tool or "the model"
-    return f"attempt {event.failed_tries} of {called} failed, next in {pause}: {format_short(event.error)}"
+    return f"try {event.failed_tries} of {called} failed, next in {pause}: {format_short(event.error)}"
 
 
 def _log_retry(info: RunInfo, state: RunState, event: Retried, redact: Redact | None) -> None:

@@ -118,9 +118,9 @@ class RunMetrics:
 
     def __init__(self) -> None:
         self._agents: dict[str, AgentMetrics] = {}
-        #: The runs of the whole store, by agent and status, when they were counted last. Replaced as a whole.
+        #: The runs of the whole store, by agent and status, when they were last counted. Replaced as a whole.
         self.stored_runs: dict[tuple[str, str], int] = {}
-        #: By agent: the runs that wait for a worker, and how many seconds the oldest has waited.
+        #: The runs that wait for a worker, and how many seconds the oldest has waited, by agent.
         self.queues: dict[str, tuple[int, float]] = {}
 
     @property

@@ -96,7 +96,7 @@ class CallEnded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CallInDoubt(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of the call is unknown, and reconciling did not tell it."""
+    """The outcome of the call is unknown, also after reconciling."""
 
     call: ToolContext
 
@@ -233,7 +233,7 @@ class ObserverFactory(Protocol):
     def begin(self, attempt: AttemptControl) -> Observer | None:
         """Return the observer of an attempt, whose checkpoint is open; `None` if it is not observed.
 
-        Called in the task of the attempt. Data that has to survive the process goes into port data.
+        Called in the task of the attempt. Keep data that has to survive the process in port data.
         """
         ...
 
@@ -247,7 +247,7 @@ class Observers:
         """Make the dispatcher of an attempt.
 
         Args:
-            above: of the attempt that started this one: its critic's watches see the public events of this one too.
+            above: the dispatcher of the attempt that started this one. Its critics see this one too.
         """
         self._info, self._listener = info, listener
         self._by_kind: dict[type, tuple[Observer, ...]] = {} if listener is None else dict.fromkeys(PUBLIC_EVENTS, ())

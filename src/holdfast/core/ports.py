@@ -56,7 +56,7 @@ class Checkpointer(Protocol):
     async def complete(self, output: Any, usage: Usage) -> bool:
         """Record success. No later save brings the checkpoint back.
 
-        Returns False if a message has arrived that the run has not read: it is left to be resumed, and reads it.
+        Returns False if a message has arrived that the run has not read: a worker resumes the run, which reads it.
         """
         ...
 
@@ -70,7 +70,7 @@ class Checkpointer(Protocol):
     async def leave(self, leaving: Leave) -> bool:
         """Write progress that the save interval deferred, and end the attempt of a run that has not ended.
 
-        Returns False if the mail that the run would wait for has arrived: it is left to be resumed at once.
+        Returns False if the mail that the run would wait for has arrived: a worker resumes the run immediately.
         """
         ...
 

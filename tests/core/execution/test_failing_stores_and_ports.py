@@ -53,7 +53,7 @@ class Refusal:
 async def test_a_run_whose_first_save_fails_is_refused_and_not_said_to_wait_for_recovery() -> None:
     host = SimulatedHost(require_durability=True)
     host.store.before = Refusal("create", 1, OSError("the disk is gone"))
-    with pytest.raises(NotDurable, match="run r was refused, it could not be recorded: the disk is gone"):
+    with pytest.raises(NotDurable, match="run r was refused: it could not be recorded: the disk is gone"):
         await host.executor.run(Agent(name="a", model=ScriptedModel("never")), "go", run_id="r")
     assert await host.get_statuses() == {}
 

@@ -47,7 +47,7 @@ class Services:
     default_loop: Loop
     threads: ToolThreads
     metrics: RunMetrics
-    #: They observe every attempt from its making on, also one whose checkpoint cannot be opened.
+    #: They observe every attempt from its start, also one whose checkpoint cannot be opened.
     observers: tuple[ObserverFactory, ...]
     require_durability: bool
     shutdown_exceptions: tuple[type[BaseException], ...]
@@ -179,7 +179,7 @@ class Attempt:
     # -- for observers, critics and loops -----------------------------------------------------------------------
 
     def nudge(self, text: str) -> None:
-        """Put a message before the next step: for critics. It is saved with the run and survives a resume.
+        """Add a message before the next step: for critics. It is saved with the run and survives a resume.
 
         Raises:
             PayloadError: no store could keep the text, such as half a surrogate pair. Nothing was changed.
@@ -191,7 +191,7 @@ class Attempt:
         await self.saver.save(force=True)
 
     def record_event(self, event: RecordedEvent) -> None:
-        """Add an event to the journal with the next save, for watchers: nothing else in the journal tells of it."""
+        """Add an event to the journal with the next save, for watchers: nothing else in the journal records it."""
         if self.checkpointer is not None:
             recorded = msgspec.structs.replace(event, at=self.services.clock.now())
             self.state.recorded_events.append((len(self.state.history), msgspec.json.encode(recorded)))

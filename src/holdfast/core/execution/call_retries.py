@@ -19,7 +19,7 @@ from holdfast.core.execution.attempt import Attempt, report_retry
 def call_tool(
     attempt: Attempt, tool: Tool, call_id: str, start: Callable[[], Coroutine[Any, Any, Any]]
 ) -> Awaitable[Any]:
-    """Call a tool within its timeout, and again as its `Retry` says. Raises what the last try raises.
+    """Call a tool within its timeout, and retry it as its `Retry` says. Raises what the last try raises.
 
     Args:
         start: starts one try.
@@ -46,7 +46,7 @@ async def retry_call(
     *,
     outcomes: tuple[type[Exception], ...] = (),
 ) -> Any:
-    """Make a tool call, and again after transient errors, as `policy` says. Raises what the last try raises.
+    """Make a tool call, and retry it after transient errors, as `policy` says. Raises what the last try raises.
 
     Args:
         outcomes: exceptions by which the tool does not fail, such as a request for approval.
@@ -58,7 +58,7 @@ async def retry_call(
         except Exception as exc:  # user code may raise anything
             if isinstance(exc, outcomes) or attempt.stop_state.is_resumable_after(exc) or not policy.is_transient(exc):
                 raise
-            if attempt.stop_state.is_stopping:  # the call has no result: it is made again if the run resumes
+            if attempt.stop_state.is_stopping:  # the call has no result: it is repeated if the run resumes
                 raise asyncio.CancelledError from exc
             backoff = backoff or Backoff(policy, attempt.services.clock)
             delay = backoff.next_delay(exc)
@@ -89,13 +89,13 @@ async def await_thread(attempt: Attempt, work: Coroutine[Any, Any, Any]) -> Any:
 
 
 def _mark_retrieved(task: asyncio.Task[Any]) -> None:
-    """Keep asyncio from logging an exception that no caller waits for any more."""
+    """Keep asyncio from logging an exception that no caller waits for."""
     if not task.cancelled():
         task.exception()
 
 
 async def _run_within_timeout(tool: Tool, timeout: timedelta, work: Coroutine[Any, Any, Any], clock: Clock) -> Any:
-    """Return the result of `work`. After `timeout` it is cancelled; what it returns after all counts.
+    """Return the result of `work`. After `timeout` it is cancelled; a value that it still returns counts.
 
     Raises:
         ToolTimeout: it was cancelled.

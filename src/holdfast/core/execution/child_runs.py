@@ -61,7 +61,7 @@ class ChildRuns:
         self._interrupting_error: BaseException | None = None
         #: The call has ended: it starts no more children.
         self.closed: bool = False
-        #: By run id: the outcome of each child, and the task that waits for it.
+        #: The outcome of each child, and the task that waits for it, by run id.
         self.outcomes: dict[str, tuple[asyncio.Future[Result], asyncio.Task[Any]]] = {}
         #: Added to the parent's usage when the call's result is recorded, so that it is counted exactly once.
         self.usage: Usage = NO_USAGE
@@ -98,7 +98,7 @@ class ChildRuns:
         self._started_count = 0
 
     def _take_number(self) -> str:
-        """Return the next number as a key. Of a child that an earlier attempt cancelled there is no result."""
+        """Return the next number as a key. A child that an earlier attempt cancelled has no result."""
         while True:
             key = str(self._started_count)
             self._started_count += 1
@@ -109,7 +109,7 @@ class ChildRuns:
     async def _start(self, agent: AgentSource, info: RunInfo) -> Result:
         parent = self._parent
         try:
-            # The child may act at once. If the reply that asks for this call were lost, the model would be asked again
+            # The child may act at once. If the reply that asks for this call were lost, the model would be called again
             # and the new call would start another child. Shielded: the tool may cancel this task.
             if not self._is_repeated:  # else it may be the child of an earlier attempt
                 self._note_start(info)

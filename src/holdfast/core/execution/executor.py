@@ -75,7 +75,7 @@ class Executor:
         self._supervisors: set[asyncio.Task[Result]] = set()
         #: Handed over, and not admitted or refused yet.
         self._entering: set[Attempt] = set()
-        #: Set while there are neither runs nor entering ones.
+        #: Set while no run is executing or being admitted.
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = False
@@ -107,10 +107,10 @@ class Executor:
         return await self.start(agent, info, on_cancel=on_cancel)
 
     async def start(self, agent: AgentSource, info: RunInfo, *, on_cancel: OnCancel = "detach") -> Result:
-        """Execute a new run that has its identity already. Raises as `run` does.
+        """Execute a new run that already has its identity. Raises as `run` does.
 
         Args:
-            on_cancel: what a cancel of the caller does to the run: it continues, or is cancelled too.
+            on_cancel: what happens to the run if the caller is cancelled: it continues, or is cancelled too.
         """
         return await self._execute(agent, Attempt(info, self._services), on_cancel)
 

@@ -93,7 +93,7 @@ async def _open_checkpointer(attempt: Attempt) -> None:
         if attempt.stop_state.is_resumable_after(exc):
             raise
         if attempt.services.require_durability:
-            raise NotDurable(f"run {attempt.info.run_id} was refused, it could not be made durable: {exc}") from exc
+            raise NotDurable(f"run {attempt.info.run_id} was refused: it could not be made durable: {exc}") from exc
         log.warning("run %s continues without durability: %s", attempt.info.run_id, exc, exc_info=exc)
 
 
@@ -176,7 +176,7 @@ class _Pipeline:
         """Consume the messages of a run whose last phase was saved as finished: no conversation could read them."""
         attempt = self._attempt
         if texts := take_messages(attempt):
-            log.warning("run %s: messages came after its last phase, and are not read: %s", attempt.info.run_id, texts)
+            log.warning("run %s: messages after its last phase are not read: %s", attempt.info.run_id, texts)
             await attempt.saver.save(force=True)
 
     async def _run_phase(self, phase: Phase, prompt: str | list[Any], *, last: bool) -> None:

@@ -33,7 +33,7 @@ class ModelCalls:
 
     def __init__(self, attempt: Attempt, retry: Retry) -> None:
         self._attempt, self._retry, self._limits = attempt, retry, attempt.services.ports.rate_limiter
-        #: Without them there is nothing to enter.
+        #: Without limits `enter` does nothing.
         self.has_limits: bool = self._limits is not None
         #: The permit of the call in progress, until its usage is known.
         self._permit: RatePermit | None = None

@@ -53,7 +53,7 @@ class RepeatCounter:
             self.count(calls)
 
     def count(self, calls: Any) -> int:
-        """Return how often in a row these calls were asked for, this time included; 0 for no calls.
+        """Return how many times in a row these calls were asked for, this time included; 0 for no calls.
 
         Args:
             calls: their names and arguments as plain data, without their ids.
@@ -92,7 +92,7 @@ class NativeLoop:
             if isinstance(message, ToolResult):
                 found[message.call_id] = message
             elif isinstance(message, Reply) or message is None:
-                # Call ids are unique within a reply; a later reply may use them again.
+                # Call ids are unique within a reply; a later reply may reuse them.
                 found = found if message is not None else {**(results or {}), **found}
                 finished += [_make_finished_call(call, found[call.id]) for call in asked if call.id in found]
                 asked, found = (message.tool_calls if message is not None else ()), {}
@@ -341,7 +341,7 @@ class _ToolCall(_Call):
             cancelled = isinstance(exc, asyncio.CancelledError)
             if cancelled:
                 await asyncio.sleep(0)  # code that cancels all tasks may stop the run only now
-            # An exception from a call that the run cancelled is no result. A thread cannot be cancelled, so its is.
+            # An exception from a call that the run cancelled is no result. A thread cannot be cancelled: its is one.
             # `task.cancelling()` does not tell: up to Python 3.12 a failed TaskGroup leaves it above zero.
             if attempt.stop_state.is_stopping and (cancelled or not tool.in_thread):
                 raise

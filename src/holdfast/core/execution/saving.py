@@ -126,7 +126,7 @@ class Saver:
         return saved
 
     async def verify(self) -> None:
-        """Prove before a `once` call that this process still owns the run. Right after a write nothing is asked.
+        """Prove before a `once` call that this process still owns the run. Right after a write the store is not asked.
 
         Raises:
             RunLost: another worker owns it.
@@ -148,7 +148,7 @@ class Saver:
         except RunError:
             raise
         except Exception as exc:  # a store may raise anything: it must never become the run's result
-            raise SaveFailed(f"run {self._run_id} could not prove that it is still ours: {exc}") from exc
+            raise SaveFailed(f"run {self._run_id} could not prove that this process still owns it: {exc}") from exc
         self._observers.emit(ClaimVerified(self._clock.monotonic() - started_at))
         if is_own_task and self._stop_state.is_stopped:
             raise asyncio.CancelledError
@@ -164,7 +164,7 @@ class Saver:
 
     def _make_error(self, error: Exception) -> RunError:
         if not self._is_stored:
-            return NotDurable(f"run {self._run_id} was refused, it could not be recorded: {error}")
+            return NotDurable(f"run {self._run_id} was refused: it could not be recorded: {error}")
         return SaveFailed(f"run {self._run_id} could not be saved and waits for recovery: {error}")
 
 
@@ -177,7 +177,7 @@ class IntentTimer:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        #: By intent: when it comes due. Ordered, the first one first.
+        #: When each intent comes due, the earliest first.
         self._due_at: dict[ToolCalls, float] = {}
         self._timer: Timer | None = None
 

@@ -170,7 +170,7 @@ class StepContext:
             await attempt.observers.publish(event)
 
     def restart_draft(self) -> None:
-        """Withdraw the text that was emitted: the model is asked again."""
+        """Withdraw the text that was emitted: the model call is repeated."""
         self.model_calls.retract_draft()
 
     def end_draft(self) -> None:

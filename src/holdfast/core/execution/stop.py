@@ -235,7 +235,7 @@ class Drain:
     def __init__(
         self, attempts: Mapping[str, "Attempt"], idle: asyncio.Event, threads: ToolThreads, clock: Clock
     ) -> None:
-        """`attempts` gets no new ones any more; `idle` is set when it is empty."""
+        """No attempt is added to `attempts` from now on; `idle` is set when it is empty."""
         self._attempts, self._idle, self._threads, self._clock = attempts, idle, threads, clock
         self._timer: Timer | None = None
         self._thread_timer: Timer | None = None
@@ -275,7 +275,7 @@ class Drain:
             return
         self.gave_up = True
         log.error(
-            "the shutdown does not wait for these tools any longer, their runs are resumed when this process has "
+            "the shutdown no longer waits for these tools, their runs are resumed when this process has "
             "ended: %s",
             _format_calls(blocked),
         )

@@ -53,7 +53,7 @@ class ToolCalls:
         #: That record is removed from the state, and not yet from the store.
         self._removes_record = False
         self._has_once_call = False
-        #: A call of the step has an idempotency key, which is of use only if the same call is made again.
+        #: A call of the step has an idempotency key, which only matters if the same call is repeated.
         self._has_idempotent_call = False
         #: A reply that asks for calls is not saved: the intent timer will do that.
         self._intent_pending = False
@@ -64,7 +64,7 @@ class ToolCalls:
     ) -> None:
         """Record that these calls are asked for, by their ids. Once this returns they may be made.
 
-        Further calls of the step may be announced while others are made. One that is announced already stays as it is.
+        Further calls of the step may be announced while others are made. One that is already announced stays as it is.
 
         Args:
             resumed: an earlier process saved the reply that asks for them, so every call without a recorded result
@@ -139,7 +139,7 @@ class ToolCalls:
             wait = self._find_wait(request, context)
         has_waited = wait is not None
         if wait is not None and wait.kind == "child":
-            wait = self._waits.end_child_wait(wait)  # made again, the call attaches to its child runs
+            wait = self._waits.end_child_wait(wait)  # the repeated call attaches to its child runs
         if wait is not None:
             result = self._waits.resolve(request, wait)
         if result is None and request.call_id in self._in_doubt and request.effect is _ONCE:

@@ -23,21 +23,21 @@ from holdfast.core.run.turns import (
 )
 from holdfast.core.run.waiting import Decision, WaitingCall, format_denial
 
-#: Sent to the model as the result of a call that its turn has left without one.
+#: Sent to the model as the result of a call that had none when its turn ended.
 CLOSED_CALL = (
     "This call has no result, because its turn was ended before. If the call was started, it may or may not have taken "
     "effect."
 )
-#: The same, of a call that was approved meanwhile.
+#: The same, for a call that was approved meanwhile.
 _APPROVED_CALL = "This call was approved, but its turn was ended before it was made."
 
 
 def open_turn(attempt: Attempt) -> Mail | None:
-    """Return the message that begins the next turn; `None` if the present turn is resumed, or the conversation closes.
+    """Return the message that begins the next turn; `None` if the current turn is resumed, or the conversation closes.
 
     Raises:
         ConversationIdle: there is no message.
-        TurnInterrupted: the present turn waits, and a message interrupts it.
+        TurnInterrupted: the current turn waits, and a message interrupts it.
     """
     state, mailbox = attempt.state, attempt.mailbox
     if state.turn is not None:
@@ -57,7 +57,7 @@ def _find_next(attempt: Attempt) -> Mail | None:
 
 
 def raise_if_interrupted(attempt: Attempt) -> None:
-    """End the present turn if a message says so."""
+    """Raise `TurnInterrupted` if a message interrupts the current turn."""
     if attempt.info.conversation and attempt.mailbox.has(INTERRUPT_TOPIC):
         raise TurnInterrupted(attempt.info.run_id)
 
@@ -87,7 +87,7 @@ def ends_turn(attempt: Attempt, end: AttemptEnd, error: BaseException | None) ->
 
 
 def end_turn(attempt: Attempt, output: Any, error: BaseException | None) -> None:
-    """Record the end of the present turn. The next write of the state contains it."""
+    """Record the end of the current turn. The next write of the state contains it."""
     state = attempt.state
     if state.turn is None:  # it failed before it began
         mail = _find_next(attempt)
