@@ -77,7 +77,7 @@ def test_a_decorated_tool_refuses_an_option_of_the_wrong_type() -> None:
 
 @pytest.mark.parametrize("agents", [AGENT, None, 7, "a", ["a"], [Agent], [None], [look]])
 def test_an_app_refuses_what_is_no_agent(agents: Any) -> None:
-    with pytest.raises(DefinitionError, match=r"give a list of agents|is no agent"):
+    with pytest.raises(DefinitionError, match=r"give a list of agents|is not an agent"):
         App(agents, None)
 
 

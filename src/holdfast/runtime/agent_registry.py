@@ -17,7 +17,7 @@ class AgentRegistry(Mapping[str, AgentSource]):
         """Index the agents.
 
         Raises:
-            DefinitionError: one is no agent and no repository, or two have the same name.
+            DefinitionError: one is neither an agent nor a repository, or two have the same name.
         """
         check_type("agents", agents, Iterable, "a list of agents")
         self._own: dict[str, AgentSource] = {}
@@ -88,4 +88,4 @@ def resolve_agent(agents: Mapping[str, AgentSource], agent: AgentSource | str) -
 
 def _check_agent(agent: Any) -> None:
     if not isinstance(agent, AgentSource) or isinstance(agent, type) or not isinstance(agent.name, str):
-        raise DefinitionError(f"{agent!r:.80} is no agent: give an Agent, durable(...) or another AgentSource")
+        raise DefinitionError(f"{agent!r:.80} is not an agent: give an Agent, durable(...) or another AgentSource")

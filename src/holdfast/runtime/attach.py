@@ -39,9 +39,9 @@ _MANUAL_STATUSES = frozenset(
 #: Errors of an execution after which its run is followed: it continues later, or elsewhere.
 _CONTINUING = (RunLost, ModelUnavailable, MailArrived, RunWaiting)
 
-#: The pause before a run is looked up that this process has claimed but not started.
+#: The pause before looking up a run that this process has claimed but not started.
 _CLAIMED_PAUSE = timedelta(milliseconds=5)
-#: How long a caller waits whose clock is ahead of the store's: by its own clock the run is due.
+#: How long a caller waits if its clock is ahead of the store's: by its own clock the run is due.
 _NOT_DUE_PAUSE = timedelta(milliseconds=200)
 
 
@@ -180,7 +180,7 @@ class RunAttacher(RunHost):
     async def _take_or_wait(
         self, record: RunRecord, on_cancel: OnCancel, changed: ChangeListener, *, is_due: bool = False
     ) -> Result | None:
-        """Return the result of the run if it has ended, or ends here. Else wait until it may have changed."""
+        """Return the result of the run if it has ended, or ends here. Otherwise wait until it may have changed."""
         try:
             if (result := await self._take(record, on_cancel, changed, is_due=is_due)) is not None:
                 return result

@@ -1,4 +1,4 @@
-"""ChangeSignal: the one wait for changes of the store in a process, for all that would otherwise poll it."""
+"""ChangeSignal: the one wait for changes of the store in a process. Without it each listener would poll."""
 
 import asyncio
 import logging
@@ -11,8 +11,8 @@ from holdfast.clock import Clock
 
 log = logging.getLogger("holdfast.events")
 
-#: How long to wait for a change notification before the store is polled: a process that dies, a backoff and a timer
-#: send none, and a notification may be lost.
+#: How long to wait for a change notification before polling the store. The death of a process and the end of a backoff
+#: or a timer send none, and a notification may be lost.
 POLL_INTERVAL = timedelta(seconds=1)
 
 
@@ -68,7 +68,7 @@ class ChangeSignal:
                 try:
                     if await self._store.wait_for_change(POLL_INTERVAL):
                         self.notify()
-                        await asyncio.sleep(0)  # the next notification may be there already
+                        await asyncio.sleep(0)  # the next notification may already be there
                 except StoreClosed:
                     return
                 except CheckpointError as exc:

@@ -19,7 +19,7 @@ from holdfast.runtime.operations.verdicts import purge_verdicts
 
 log: logging.Logger = logging.getLogger("holdfast.janitor")
 
-#: The store is not asked more often than this, however many notifications it sends.
+#: The shortest time between two polls of the store, however many notifications it sends.
 MIN_POLL_INTERVAL = timedelta(milliseconds=50)
 #: How often expired runs are purged, failed releases are retried and runs are counted.
 PURGE_INTERVAL = timedelta(seconds=30)
@@ -65,7 +65,7 @@ class Janitor:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def run(self) -> None:
-        """Tick until cancelled. A store error is logged, and the next tick tries again."""
+        """Tick until cancelled. A store error is logged, and the next tick retries."""
         with self._changes.listen() as changed:
             while True:
                 await changed.wait()

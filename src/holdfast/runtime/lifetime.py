@@ -57,12 +57,12 @@ class Lifetime:
         except asyncio.CancelledError:
             if self.is_forked:
                 log.error(
-                    "a forked child cannot end the event loop of its parent: leave it by sys.exit() or os._exit()"
+                    "a forked child cannot end the event loop of its parent: end it with sys.exit() or os._exit()"
                 )
                 os._exit(1)
             while not (closing := self._start_closing(None)).done():
                 try:
                     await asyncio.wait([closing])
                 except asyncio.CancelledError:
-                    log.warning("the event loop ends: the App is being closed")
+                    log.warning("the event loop is ending: closing the App")
             raise

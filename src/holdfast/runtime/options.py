@@ -59,7 +59,7 @@ _PORTS: Mapping[str, type] = {
 
 
 def check_options(options: AppOptions) -> AgentRegistry:
-    """Check the types of settings and ports, of which those that are `None` are not used. Returns the agents.
+    """Check the types of settings and ports; `None` means not used. Returns the agents.
 
     Raises:
         DefinitionError: one has a wrong type.

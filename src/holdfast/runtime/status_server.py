@@ -78,7 +78,7 @@ class StatusServer:
         """Listen.
 
         Raises:
-            OSError: the port is in use, or the host is no address of this machine.
+            OSError: the port is in use, or the host is not an address of this machine.
         """
         self._server = await asyncio.start_server(self._serve, self._host, self._port, limit=_MAX_REQUEST_BYTES)
         return self
@@ -144,7 +144,7 @@ class HealthCheck:
 
     def __init__(self, store: RunStore, worker: Worker, clock: Clock) -> None:
         self._store, self._worker, self._clock = store, worker, clock
-        #: The question that the store has not answered yet. There is one at a time, however often this is asked.
+        #: The query that the store has not answered yet. There is one at a time, however many probes come.
         self._asking: asyncio.Task[Sequence[str]] | None = None
 
     async def find_problem(self) -> str:
@@ -173,7 +173,7 @@ class HealthCheck:
             raise StoreError(f"{type(exc).__name__}: {exc}") from exc
 
     async def close(self) -> None:
-        """Wait for no answer any more."""
+        """Stop waiting for an answer."""
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.gather(self._asking, return_exceptions=True)
@@ -183,14 +183,14 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _Samples = Iterable[tuple[Mapping[str, str], float]]
 
-#: By name: the description, and the values of one agent with their labels.
+#: The description, and the values of one agent with their labels, by name.
 _COUNTERS: Mapping[str, tuple[str, Callable[[AgentMetrics], _Samples]]] = {
     "holdfast_attempts_total": (
         "Attempts of runs that ended in this process.",
         lambda agent: [({"end": end}, count) for end, count in sorted(agent.attempts.items())],
     ),
     "holdfast_retries_total": (
-        "Calls that failed and were made again.",
+        "Calls that failed and were retried.",
         lambda agent: [({"call": "model"}, agent.model_retries), ({"call": "tool"}, agent.tool_retries)],
     ),
     "holdfast_strikes_total": ("Attempts that began after one without a step.", lambda agent: [({}, agent.strikes)]),

@@ -11,7 +11,7 @@ from holdfast.db.tables import Tables, TablesUnavailable, UsesTables
 
 log: logging.Logger = logging.getLogger("holdfast.app")
 
-#: The time that a database has to answer when the App opens. Later the battery tries again when it is used.
+#: The time that a database has to answer when the App opens. Later the battery retries when it is used.
 _OPEN_TIMEOUT = timedelta(seconds=5)
 
 

@@ -136,7 +136,7 @@ class Worker:
         self._task = asyncio.create_task(self._loop())
 
     async def serve(self) -> None:
-        """Take runs until `stop`, then wait for those under way.
+        """Take runs until `stop`, then wait for those in progress.
 
         If this is cancelled, no further runs are taken, unless they were taken before this call too.
         """
@@ -161,7 +161,7 @@ class Worker:
         self._changed.wake()
 
     async def close(self) -> None:
-        """End the loop. Runs under way belong to the executor."""
+        """End the loop. Runs in progress belong to the executor."""
         if self._task is not None:
             await _cancel_tasks({self._task})
 
@@ -187,10 +187,10 @@ class Worker:
     async def recover(self) -> RecoveryReport:
         """Execute every run that is interrupted now, to its end. Runs within their backoff are skipped.
 
-        If this is cancelled, the runs under way continue.
+        If this is cancelled, the runs in progress continue.
 
         Raises:
-            StoreError: the store fails while no run is under way.
+            StoreError: the store fails while no run is in progress.
         """
         report = RecoveryReport()
         running: set[asyncio.Task[None]] = set()
@@ -277,7 +277,7 @@ class Worker:
             raise _NotExecuted(RecoveryStatus.PARKED, "poison")
         if self._executor.draining:
             await self._claims.restore(claim)
-            raise _NotExecuted(RecoveryStatus.INTERRUPTED, "this process shuts down")
+            raise _NotExecuted(RecoveryStatus.INTERRUPTED, "this process is shutting down")
         return resumption
 
     async def _park_damaged(self, claim: Claim, reason: str) -> "_NotExecuted":
@@ -310,7 +310,7 @@ class Worker:
         """Claim one run and execute it to its end.
 
         Args:
-            record: of the run, as it was read last.
+            record: the record of the run, as last read.
             manual: a person asks for it: ignore an earlier outcome, a pending cancel request and the strike limit.
 
         Raises:

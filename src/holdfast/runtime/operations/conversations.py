@@ -65,11 +65,11 @@ class Turn(Generic[OutputT_co]):
     status: TurnStatus | Literal["running"]
     #: The beginning of the message.
     prompt: str
-    #: Of a turn that is done.
+    #: Set once the turn is done.
     output: OutputT_co
-    #: Of a turn that failed or was interrupted.
+    #: Why the turn failed or was interrupted; otherwise empty.
     error: str
-    #: Of this turn alone, child runs included. Zero while it is running.
+    #: What this turn alone used, child runs included. Zero while it is running.
     usage: Usage
     steps: int
     began_at: datetime
@@ -135,12 +135,12 @@ class TurnReader(Generic[OutputT]):
 
 
 def is_present(progress: Progress, turn_id: str) -> bool:
-    """Whether the message belongs to the turn under way."""
+    """Whether the message belongs to the current turn."""
     return progress.turn is not None and progress.turn.includes(turn_id)
 
 
-#: What a message does that arrives during a turn. `queue`: it begins a turn of its own afterwards. `steer`: it joins
-#: the turn before its next step. `interrupt`: it ends the turn before its next step, and begins the next one.
+#: What happens to a message that arrives during a turn. `queue`: it begins the next turn. `steer`: it joins the turn
+#: before its next step. `interrupt`: it ends the turn before its next step, and begins the next one.
 #: `reject`: it is refused.
 When = Literal["queue", "steer", "interrupt", "reject"]
 
@@ -212,13 +212,13 @@ class Conversation(Generic[OutputT]):
 
         Args:
             content: text, or content parts that the agent accepts.
-            when: what the message does that arrives during a turn.
+            when: what happens to a message that arrives during a turn.
 
         Raises:
             TurnFailed: the turn ended without an answer, or was interrupted. The conversation continues.
             RunWaiting: the turn waits for a person, a signal or a result. The same `send` returns its result later.
             RunParked: the conversation needs a person. RunCancelled: it was cancelled.
-            ConversationBusy: `when="reject"`, and a turn is under way or queued.
+            ConversationBusy: `when="reject"`, and a turn is in progress or queued.
             ConversationClosed: it has ended.
             TurnConflict: the `id` was used for another message.
         """
@@ -371,7 +371,7 @@ class Conversation(Generic[OutputT]):
         Args:
             edited: replaces the message of that turn, which is run again under the same turn id: wait for it with
                 `result(turn_id)`.
-            key: of the new conversation; random by default.
+            key: the key of the new conversation; random by default.
 
         Raises:
             CheckpointError: the journal has no such turn, or it was compacted.
@@ -390,7 +390,7 @@ class Conversation(Generic[OutputT]):
         """End the conversation after the messages that were sent, and wait for that. Later ones are refused.
 
         Raises:
-            RunWaiting, RunParked: the present turn does not continue by itself.
+            RunWaiting, RunParked: the current turn does not continue by itself.
         """
         mail = Mail(mail_id=CLOSE_TOPIC, topic=CLOSE_TOPIC, body=b"{}")
         if await self._find_record() is None:
@@ -407,7 +407,7 @@ class Conversation(Generic[OutputT]):
     async def erase(self) -> None:
         """Remove the conversation from the store: its history, its results and the runs that it started.
 
-        A turn under way is cancelled first. When this returns, the database has its bytes in free pages only.
+        A turn in progress is cancelled first. When this returns, the database has its bytes in free pages only.
         """
         with self._services.changes.listen() as changed:
             while True:

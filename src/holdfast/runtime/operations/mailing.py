@@ -58,7 +58,7 @@ class AlreadyAnswered(CheckpointError):
         if decision is not None:
             at = f" at {decision.at:%Y-%m-%d %H:%M:%S} UTC" if decision.at is not None else ""
             first = f"{decision.by or 'another caller'} answered first ({decision.kind}){at}"
-        super().__init__(f"run {run_id}: {f'call {call_id}' if call_id else 'the call'} was answered already: {first}")
+        super().__init__(f"run {run_id}: {f'call {call_id}' if call_id else 'the call'} was already answered: {first}")
         self.run_id = run_id
         self.call_id = call_id
         self.decision = decision
@@ -246,7 +246,7 @@ def check_mail_id(mail_id: object) -> None:
     """Check the id of a message or a signal.
 
     Raises:
-        DefinitionError: it is no text, too long, or begins as the ids that holdfast makes.
+        DefinitionError: it is not text, is too long, or begins like the ids that holdfast makes.
     """
     if not isinstance(mail_id, str) or not 0 < len(mail_id) <= 200:
         raise DefinitionError(f"the id is {mail_id!r:.80}: give 1 to 200 characters")

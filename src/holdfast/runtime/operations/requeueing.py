@@ -18,7 +18,7 @@ from holdfast.runtime.agent_registry import find_loop
 
 
 class Requeuer:
-    """Claims runs for a moment and leaves them interrupted. The arguments and errors are those of `RunClient`."""
+    """Claims runs briefly and leaves them interrupted. The arguments and errors are those of `RunClient`."""
 
     def __init__(self, checkpoints: StoreCheckpoints, agents: Mapping[str, AgentSource]) -> None:
         """Make a requeuer.

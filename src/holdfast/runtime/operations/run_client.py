@@ -183,7 +183,7 @@ class RunClient:
 
         Args:
             cursor: the `cursor` of the page before.
-            query: `status`, `agent`, `caller`, `parent`, `labels`, `since` and `until`; all that are given have to fit.
+            query: `status`, `agent`, `caller`, `parent`, `labels`, `since` and `until`; all of them have to match.
 
         Raises:
             DefinitionError: an argument has a wrong type or value.
@@ -242,7 +242,7 @@ class RunClient:
             edited: replaces the prompt, if `at_step` is 1, or the messages that the run got before this step, which is
                 run again. The number of the next step adds a message after the last one.
             results: replace results of the step's calls, by call id.
-            new_id: of the new run; random by default.
+            new_id: the id of the new run; random by default.
 
         Raises:
             CheckpointError: the journal has no such call, or no such step: not reached, saved together with a later
@@ -385,9 +385,9 @@ class RunClient:
     def events(self, run_id: str, after: str | None = None) -> AsyncGenerator[Event, None]:
         """Watch a run, whichever process executes it: an async iterator of `holdfast.events`.
 
-        First come the durable events after the cursor, each exactly once and in order, then the present status and the
-        draft of the reply under way, then live events. The stream ends when the run is done, failed or cancelled. That
-        of a conversation continues between turns.
+        First come the durable events after the cursor, each exactly once and in order, then the current status and the
+        draft of the reply in progress, then live events. The stream ends when the run is done, failed or cancelled. The
+        stream of a conversation continues between turns.
 
         Args:
             after: the `cursor` of an event that this method has returned. `None`: from the beginning.
@@ -403,8 +403,8 @@ class RunClient:
     def watch(self, **query: Unpack[RunQuery]) -> AsyncGenerator[StatusChanged, None]:
         """Watch the status of many runs: an async iterator that ends with the App.
 
-        First comes the status of each run that fits and is not terminal, then each change. A watcher that is slow gets
-        the present status of a run, not each change in between.
+        First comes the status of each run that matches and is not terminal, then each change. A slow watcher gets the
+        current status of a run, not each change in between.
 
         Args:
             query: as for `list`. With `status`, only changes to these statuses.

@@ -59,7 +59,7 @@ class StoreServices:
 
 
 class RunHost:
-    """What a process does at once with the runs that it executes. This one executes none."""
+    """How a process serves the runs that it executes itself. This one executes none."""
 
     async def on_posted(self, run_id: str) -> None:
         """Give the run the mail that was posted to it."""

@@ -37,8 +37,8 @@ class Submitter:
 
         Args:
             not_before: workers leave the run alone until then.
-            connection: of the user to the store's database: the run exists only if its transaction commits.
-            port_data: of ports, such as the trace context of the caller.
+            connection: the user's connection to the store's database: the run exists only if its transaction commits.
+            port_data: data of ports, such as the trace context of the caller.
 
         Raises:
             RunConflict: a run with this id has another agent, prompt or inputs.

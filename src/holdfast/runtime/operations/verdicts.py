@@ -36,7 +36,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     run_id: str
     name: str
-    #: Of a pick: the id of a model of the fan-out, or the id of a run.
+    #: For a pick: the id of a model of the fan-out, or the id of a run.
     value: str
     by: str
     at: datetime

@@ -26,13 +26,13 @@ class WorkerRuns(NamedTuple):
 
 
 class WorkerActivity(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker: busy, idle, or dead and not yet forgotten by the store."""
+    """A worker: busy, idle, or dead and not yet deleted from the store."""
 
     worker_id: str
     alive: bool
     runs: int
     agents: Sequence[str]
-    #: Of its runs.
+    #: The newest write of its runs.
     last_write: datetime | None
     #: `None` if only its runs are known.
     host: str | None = None
@@ -46,7 +46,7 @@ class StuckRun(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     agent: str
     status: RunStatus
-    #: When it was written last.
+    #: When it was last written.
     since: datetime
     steps: int
     strikes: int

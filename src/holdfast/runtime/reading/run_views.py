@@ -42,7 +42,7 @@ class RunList(msgspec.Struct, frozen=True, kw_only=True):
     """A page of runs, newest first."""
 
     runs: tuple[RunSummary, ...]
-    #: Give this to `list` for the next page. `None`: there are no further runs.
+    #: Pass this to `list` for the next page. `None`: there are no further runs.
     cursor: str | None = None
 
 

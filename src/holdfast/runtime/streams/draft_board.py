@@ -23,7 +23,7 @@ class DraftView:
     """Turns successive states of a draft into deltas and retractions.
 
     A draft is void when its reply is recorded, when another worker owns the run, and when the run is not running.
-    Of these only the first is no retraction.
+    All but the first are shown as a retraction.
     """
 
     def __init__(self, run_id: str) -> None:
@@ -39,7 +39,7 @@ class DraftView:
         """Return what brings the watchers from the draft that they know to `draft`.
 
         Args:
-            draft: the present one. `None` if there is none any more, or not yet.
+            draft: the current one. `None`: there is none now.
             replied: the journal entry of the last recorded reply.
         """
         known = self._known
@@ -104,7 +104,7 @@ class LocalDraft:
         self._board.on_change(self)
 
     def restart(self) -> None:
-        """Withdraw what was added: the model is asked again."""
+        """Withdraw what was added: the model call is repeated."""
         if self._text or self._reasoning:
             self._number = self._board.take_number()
             self._text, self._reasoning = [], []
@@ -219,7 +219,7 @@ class DraftBoard:
             await self._store.put_draft(self._published.pop(run_id), None)
 
     async def _check_requests(self) -> None:
-        """Find out, once in a while, which drafts are watched from other processes."""
+        """Find out, at intervals, which drafts are watched from other processes."""
         now = self._clock.monotonic()
         if self._checked_at is None or now - self._checked_at >= REQUEST_CHECK_INTERVAL.total_seconds():
             self._checked_at = now
@@ -252,7 +252,7 @@ class DraftReader:
         return record.status is RunStatus.RUNNING and record.owner == self._worker_id
 
     async def read(self, record: RunRecord) -> Draft | None:
-        """Return the present draft of a running run."""
+        """Return the current draft of a running run."""
         if not (record.status is RunStatus.RUNNING and record.owner_alive):
             return None
         if self._board.shows_at_once and self.is_local(record):
@@ -263,5 +263,5 @@ class DraftReader:
         body = await self._store.read_draft(record.run_id, keep_for=keep_for)
         try:
             return None if body is None else decode(body, Draft)
-        except RecordDecodeError:  # of a newer holdfast: the reply will be seen when it is recorded
+        except RecordDecodeError:  # written by a newer holdfast: the reply will be seen when it is recorded
             return None

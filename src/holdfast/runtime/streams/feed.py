@@ -61,7 +61,7 @@ class RunFeed:
     # -- for watchers -------------------------------------------------------------------------------------------------
 
     async def catch_up(self, subscription: Subscription, after: EventCursor | None) -> list[Event]:
-        """Return the events between the cursor and what the feed gives to the subscription, and the present draft.
+        """Return the events between the cursor and what the feed gives to the subscription, and the current draft.
 
         Raises:
             RunNotFound: there is no such run.
@@ -146,7 +146,7 @@ class RunFeed:
             subscription.fail(error)
 
     async def _start(self) -> None:
-        """Find out where to begin: at the end of the journal, or where the present draft began."""
+        """Find out where to begin: at the end of the journal, or where the current draft began."""
         record = await get_record(self._store, self.run_id)
         draft = await self._drafts.read(record)
         self.position = record.next_seq - 1
@@ -156,7 +156,7 @@ class RunFeed:
         self._is_ready.set()
 
     async def _follow(self) -> None:
-        """Read the run again and again until it is terminal or removed."""
+        """Read the run repeatedly until it is terminal or removed."""
         interval = _MIN_INTERVAL
         while True:
             self.wakeup.clear()

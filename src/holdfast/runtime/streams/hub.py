@@ -49,7 +49,7 @@ class EventHub:
         self._is_closed = False
 
     async def stream(self, run_id: str, after: str | None) -> AsyncGenerator[Event, None]:
-        """Yield the events of a run after a cursor: durable ones, then the present, then live. Ends with the run.
+        """Yield the events of a run after a cursor: durable ones, then the current state, then live. Ends with the run.
 
         Raises:
             RunNotFound: there is no such run.
@@ -72,7 +72,7 @@ class EventHub:
             self._leave_feed(feed, subscription)
 
     async def watch(self, **query: Unpack[RunQuery]) -> AsyncGenerator[StatusChanged, None]:
-        """Yield the status of each run that fits and is not terminal, then each change of such a run's status.
+        """Yield the status of each run that matches and is not terminal, then each change of such a run's status.
 
         Raises:
             DefinitionError: an argument has a wrong type or value.
@@ -157,7 +157,7 @@ class LiveAttempt:
 
     def __init__(self, attempt: AttemptControl, hub: EventHub) -> None:
         self._attempt, self._hub, self._run_id = attempt, hub, attempt.info.run_id
-        #: Of the reply in progress, once the model has streamed a part of it.
+        #: The draft of the reply in progress, once the model has streamed a part of it.
         self._draft: LocalDraft | None = None
 
     def observe(self, event: ObservedEvent) -> None:

@@ -9,7 +9,7 @@ import msgspec
 from holdfast.core.run.run_events import DraftRetracted, Event, ReaderTooSlow, ReasoningDelta, ReplyAdded, TextDelta
 from holdfast.runtime.streams.entry_events import NumberedEvent
 
-#: A watcher that lets more than this wait behind its next batch is disconnected. Watchers share the events, so this
+#: A watcher with more bytes than this waiting behind its next batch is disconnected. Watchers share the events, so this
 #: bounds what a slow one keeps alive. One batch may be larger: a single tool result can be.
 MAX_WAITING_BYTES = 8 * 2**20
 MAX_WAITING_BATCHES = 1_000
@@ -21,7 +21,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     durable: Sequence[NumberedEvent] = ()
     #: The last journal entry that was read.
     position: int = -1
-    #: Events that describe the present.
+    #: Events that describe the current state.
     present: Sequence[Event] = ()
     #: Deltas and retractions, and the journal entry that was next when the model was asked.
     draft: Sequence[Event] = ()
@@ -50,7 +50,7 @@ class Subscription:
         self._wakeup = asyncio.Event()
         self._error: BaseException | None = None
         self._is_ended = False
-        #: The events that describe the present, by type, as the watcher has them.
+        #: The events that describe the current state, by type, as the watcher has them.
         self._present: dict[type[Event], Event] = {}
         self._has_draft = False
 

@@ -15,7 +15,7 @@ from holdfast.runtime.changes import ChangeSignal
 
 log = logging.getLogger("holdfast.events")
 
-#: The pause between two looks, however often the store changes.
+#: The pause between two reads, however often the store changes.
 _MIN_INTERVAL = timedelta(milliseconds=200)
 
 _BEFORE_ALL_RUNS = datetime(1970, 1, 1, tzinfo=UTC)
@@ -23,7 +23,7 @@ _UNFINISHED = frozenset(RunStatus) - TERMINAL_STATUSES - {RunStatus.REMOVED}
 
 
 class StatusWatch:
-    """Compares the records of the runs that fit a filter with what they were at the last look."""
+    """Compares the records of the runs that match a filter with those of the last read."""
 
     def __init__(self, store: RunStore, run_filter: RunFilter) -> None:
         """Watch runs. The statuses of the filter are ignored: each change counts."""
@@ -93,7 +93,7 @@ async def watch_statuses(
 ) -> AsyncGenerator[StatusChanged, None]:
     """Yield the status of each run that is not terminal, then each change, until the store is closed.
 
-    A watcher that is slow gets the present status of a run, not each change in between.
+    A watcher that is slow gets the current status of a run, not each change in between.
 
     Args:
         wanted: only changes to these statuses.
