@@ -264,7 +264,7 @@ async def _swept(url: str, *, left: int) -> bool:
 
 
 async def _warned(caplog: pytest.LogCaptureFixture) -> bool:
-    return "swept up later" in caplog.text
+    return "will retry later" in caplog.text
 
 
 async def test_text_that_postgresql_refuses_is_stored_nevertheless(store: PostgresStore) -> None:

@@ -49,7 +49,7 @@ class HostStore(MemoryStore):
         self._is_loaded = False
         #: The runs that have a row.
         self._rows: set[str] = set()
-        #: Held from a change until the table has it, so that nobody reads a change that may be undone.
+        #: Held from a change until the table has it, so that no caller reads a change that may be undone.
         self._lock = asyncio.Lock()
         #: The runs that the current change touches, as they were before it; `None`: there was none.
         self._before: dict[str, MemoryRun | None] = {}
@@ -179,7 +179,7 @@ class HostStore(MemoryStore):
         return tree
 
     async def _write_rows(self) -> None:
-        # With a run that has ended go the rows of its children.
+        # The rows of the children of an ended run are deleted with it.
         changed = [self._list_tree(run_id) if self._has_ended(run_id) else [run_id] for run_id in self._before]
         written: list[str] = []
         try:
@@ -187,7 +187,7 @@ class HostStore(MemoryStore):
                 await self._write_row(run_id, self._runs.get(run_id))
                 written.append(run_id)
         except BaseException:
-            # The rows of a change of several runs that was made in part: as they were, if the table lets us.
+            # Only some rows of the change were written: restore those rows as far as the table accepts it.
             for run_id in written:
                 with contextlib.suppress(StoreError):
                     await self._write_row(run_id, self._before.get(run_id))
@@ -204,7 +204,7 @@ class HostStore(MemoryStore):
         except StoreError:
             raise
         except Exception as exc:  # of the host's own code
-            raise StoreUnavailable(f"the host's table did not take run {run_id}: {exc}") from exc
+            raise StoreUnavailable(f"the host's table did not accept run {run_id}: {exc}") from exc
 
     def _has_ended(self, run_id: str) -> bool:
         run = self._runs.get(run_id)

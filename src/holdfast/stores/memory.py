@@ -80,7 +80,7 @@ class MemoryStore:
         self._unread: set[str] = set()
         self._limits = MemoryLimits()
         self._change_event = asyncio.Event()
-        #: By run id: the token of the claim and the draft that was put under it; until when drafts are requested.
+        #: The token of the claim and the draft that was put under it, and until when drafts are requested, by run id.
         self._drafts: dict[str, tuple[int, bytes]] = {}
         self._draft_requests: dict[str, datetime] = {}
 

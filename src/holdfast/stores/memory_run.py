@@ -49,7 +49,7 @@ class MemoryRun:
         return list_limit_names(new.agent_name, new.concurrency_key, shares_parent_slot=new.shares_parent_slot)
 
     def copy(self) -> "MemoryRun":
-        """Return a run that later changes of this one leave as it is."""
+        """Return a copy that later changes of this run do not affect."""
         return replace(self, journal=list(self.journal), mail=dict(self.mail), unread=dict(self.unread))
 
     def extend(self, entries: Sequence[Entry]) -> None:

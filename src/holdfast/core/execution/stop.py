@@ -275,8 +275,7 @@ class Drain:
             return
         self.gave_up = True
         log.error(
-            "the shutdown no longer waits for these tools, their runs are resumed when this process has "
-            "ended: %s",
+            "the shutdown no longer waits for these tools, their runs are resumed when this process has ended: %s",
             _format_calls(blocked),
         )
         for run_id in {call.run_id for call in blocked}:

@@ -36,19 +36,19 @@ class SqlFiles:
     def __init__(self, schema: str) -> None:
         """Raise `ValueError` for a name that PostgreSQL would need quoted."""
         if not re.fullmatch(r"[a-z_][a-z0-9_]{0,47}", schema):
-            raise ValueError(f"{schema!r} cannot be a schema: use up to 48 small letters, digits and underscores")
+            raise ValueError(f"{schema!r} cannot be a schema: use up to 48 lowercase letters, digits and underscores")
         if schema.startswith("pg_") or schema == "information_schema":
             raise ValueError(f"{schema!r} belongs to PostgreSQL: choose another schema")
         self.schema = schema
 
     @functools.cached_property
     def migrations(self) -> list[str]:
-        """In order. After the nth of them the schema has version n."""
+        """The migrations in order. After the nth of them the schema has version n."""
         return [self._read(file) for file in _list_files("migrations")]
 
     @functools.cached_property
     def functions(self) -> list[str]:
-        """Of the newest version. They call each other, so create them with `check_function_bodies` off."""
+        """The functions of the newest version. They call each other: create them with `check_function_bodies` off."""
         return [self._read(file) for file in _list_files("functions")]
 
     def load_query(self, name: str) -> str:
@@ -99,7 +99,7 @@ class Database(PostgresServer):
         self.sql = sql
 
     async def run(self, attempt: Callable[[float], Awaitable[_T]], *, since: float | None = None) -> _T:
-        """Return the result of `attempt(deadline)`, repeated while the server is away.
+        """Return the result of `attempt(deadline)`, repeated while the server is unavailable.
 
         Args:
             attempt: called with the deadline, by the event loop's clock.
@@ -113,7 +113,7 @@ class Database(PostgresServer):
             try:
                 return await self._run_until(attempt, self.deadline(since))
             except DeadlinePassed:
-                # One connection fell silent, which says little of the server: try another.
+                # One connection got no answer, which says little about the server: try another.
                 return await self._run_until(attempt, self.deadline(since))
         except psycopg.Error as exc:
             raise self._map_error(exc) from exc

@@ -41,7 +41,7 @@ class GarbageCollector:
             if not is_left:
                 return
             if not swept:
-                await asyncio.sleep(_POLL_S)  # another store is deleting the rest
+                await asyncio.sleep(_POLL_S)  # another store deletes the rest
 
     async def close(self) -> None:
         self._task.cancel()
@@ -60,7 +60,7 @@ class GarbageCollector:
             except StorePermissionError:
                 pass  # a role that only reads leaves it to others
             except StoreError as exc:
-                log.warning("journals of removed runs are left to be swept up later: %s", exc)
+                log.warning("journals of removed runs could not be deleted, will retry later: %s", exc)
 
     async def _sweep(self) -> int:
         """Delete one slice and return its size."""

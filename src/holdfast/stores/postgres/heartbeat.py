@@ -44,7 +44,7 @@ class Heartbeat:
     It has a thread, an event loop and a connection of its own: a tool that blocks the main event loop for an hour does
     not make its worker look dead. A stopped process does, to other hosts.
 
-    It deregisters workers that left while the server did not answer, if need be after `stop`, and all workers of an
+    It deregisters workers that left while the server did not answer, even after `stop`, and all workers of an
     event loop that was closed. A worker that is still registered at `stop` keeps its claims on purpose: its heartbeat
     continues until the event loop ends, and on its own host it counts as alive until the process ends.
     """
@@ -64,7 +64,7 @@ class Heartbeat:
         self._beat_lock = self._threads.make_lock()
         self._connection: PgConnection | None = None
         self._clock = CLOCK.get()
-        #: The time of the last heartbeat; a suspended host counts on.
+        #: The time of the last heartbeat, by a clock that also counts while the host is suspended.
         self._sent_at = self._clock.now()
         self._stop = self._threads.make_event()
         self._thread: Thread | None = None

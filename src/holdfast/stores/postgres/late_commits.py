@@ -1,4 +1,4 @@
-"""Writes that the server committed after their callers had been told that it did not answer.
+"""Writes that the server committed after their callers had got an error because it did not answer.
 
 Those callers believe that nothing changed, and may repeat the call. Claims that such a write took are released again.
 Other writes cannot be undone: they are remembered until the caller repeats them. So are submitted runs, because

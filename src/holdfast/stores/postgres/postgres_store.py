@@ -46,7 +46,7 @@ _MAX_CLAIM_BATCH = 100
 _LISTEN_TIMEOUT = timedelta(seconds=3)
 #: The longest delay or retention: PostgreSQL knows later dates than Python.
 _MAX_INTERVAL_S = timedelta(days=365 * 1000).total_seconds()
-#: By failed attempts, in seconds; the last also counts for more attempts.
+#: Seconds to wait by the number of failed attempts; the last one holds for all further attempts.
 _BACKOFF_S = [backoff(strikes).total_seconds() for strikes in range(16)]
 
 

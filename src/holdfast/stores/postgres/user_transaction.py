@@ -19,7 +19,7 @@ async def queue_run(connection: Any, command: Command, sql: SqlFiles) -> bytes |
     """Create the run on `connection`. It exists if and only if the transaction of the connection commits.
 
     Args:
-        connection: of psycopg, asyncpg or SQLAlchemy, sync or async. SQLAlchemy's sessions work too.
+        connection: a connection of psycopg, asyncpg or SQLAlchemy, sync or async. SQLAlchemy's sessions work too.
 
     Returns the first entry of the run that has this id, if there is one. Then nothing was changed.
 

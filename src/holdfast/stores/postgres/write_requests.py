@@ -160,7 +160,7 @@ class WriteRequest:
     #: `None` if the server chooses the runs.
     run_id: str | None
     token: int | None
-    #: To be added to the journal, the number of the first, and their bytes.
+    #: The entries to add to the journal, the number of the first, and their bytes.
     entries: Sequence[Entry]
     first_seq: int | None
     size: int

@@ -48,7 +48,7 @@ class Writer:
     """Commits requests in batches on one connection, each batch exactly once.
 
     Every batch has a number, which the server stores with the responses in the same transaction. After a lost
-    connection the writer sends the same batch again: if the server has committed it, it returns the stored responses.
+    connection the writer resends the same batch: if the server has committed it, it returns the stored responses.
     """
 
     def __init__(self, database: Database, *, durable: bool) -> None:

@@ -77,7 +77,7 @@ class Database(SqliteFile):
 
         Raises:
             SchemaTooNew: a newer holdfast wrote the file. Nothing was changed.
-            StoreError: the file is no database, or another program's. Nothing was changed.
+            StoreError: the file is not a database, or belongs to another program. Nothing was changed.
         """
         self.unwatch_files()
         self.create()
@@ -93,7 +93,7 @@ class Database(SqliteFile):
 
         Raises:
             SchemaTooNew: a newer holdfast wrote the file.
-            StoreError: the file is no database, or another program's.
+            StoreError: the file is not a database, or belongs to another program.
         """
         known = len(load_migrations())
         if not self.path.exists():

@@ -97,7 +97,7 @@ class Heartbeat:
 
     On its own thread: a worker whose event loop is blocked for a while is not dead. If the writer has failed, or its
     event loop was closed, it deregisters the workers instead, so that other processes resume their runs. It also
-    deregisters workers that left while the file could not be written, if need be after `stop`.
+    deregisters workers that left while the file could not be written, even after `stop`.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class Heartbeat:
             try:
                 self._serve()
             except StoreError:
-                _log.warning("could not write heartbeats, trying again", exc_info=True)
+                _log.warning("could not write heartbeats, will retry", exc_info=True)
                 if self._stopping:
                     self._threads.sleep(_LEAVE_RETRY_S)
                 with self._condition:
@@ -240,7 +240,7 @@ class Heartbeat:
                 connection.execute(statement("deregister_worker"), (worker_id,))
         with self._condition:
             self._leaving.difference_update(leaving)
-            # Not registered again: other workers may have its runs already.
+            # Not registered again: other workers may already have its runs.
             lost = [worker_id for worker_id in deregistered if self._workers.pop(worker_id, None) is not None]
         for worker_id in lost:
             _log.error("another process deregistered worker %s: others resume its runs; restart it", worker_id)
@@ -253,6 +253,6 @@ class Heartbeat:
 
 
 def _beat(connection: apsw.Connection, worker_id: str, now: int) -> bool:
-    """Change the heartbeat of the worker. Return False if it is not registered any more."""
+    """Change the heartbeat of the worker. Return False if it is no longer registered."""
     connection.execute(statement("beat"), (worker_id, now))
     return connection.changes() == 1

@@ -76,7 +76,7 @@ class Liveness:
         ]
 
     def forgettable_workers(self, execute: Execute) -> list[str]:
-        """Return the workers whose row has no use any more: the process has ended, or has been silent for long."""
+        """Return the workers whose row is no longer needed: the process has ended, or its heartbeat is long overdue."""
         rows = _list_workers(execute)
         for worker_id in set(self._observations) - {row.worker_id for row in rows}:
             self._observations.pop(worker_id, None)
@@ -107,7 +107,7 @@ class Liveness:
 
 
 def _is_earlier_boot(host: str, own_host: str) -> bool:
-    """Whether the process ran before this host was started the last time: same host name, another boot id.
+    """Whether the process ran before the last boot of this host: same host name, another boot id.
 
     The processes of a SQLite file are on one host, so its processes ended with the boot.
     """

@@ -213,7 +213,7 @@ class Reader:
         self._threads.abandon()
 
     async def close(self) -> None:
-        """Finish the reads under way, then stop the threads."""
+        """Finish the reads in progress, then stop the threads."""
         await self._threads.stop()
 
     # -- in a thread --------------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ class Reader:
         seqs = range(max(first_seq, after + 1), record.next_seq)
         try:
             entries = _read_journal(execute, columns[0], run_id, last_segment, seqs) if seqs else ()
-        except (apsw.CorruptError, UnicodeDecodeError, TypeError) as exc:  # TypeError: a number is no number any more
+        except (apsw.CorruptError, UnicodeDecodeError, TypeError) as exc:  # TypeError: a number is damaged
             raise RunDamaged(run_id, f"its part of the file cannot be read ({exc})") from exc
         mail = read_unread_mail(columns[0], execute) if unread else ()
         return StoredRun(record=record, entries=entries, mail=mail)
@@ -266,7 +266,7 @@ def _read_journal(execute: Execute, run_key: int, run_id: str, last_segment: int
     if first < 0:
         raise RunDamaged(run_id, f"entry {seqs.start} is missing")
     if entries[-1].seq != seqs.stop - 1:
-        raise RunDamaged(run_id, f"its last entry is {entries[-1].seq}, and not {seqs.stop - 1}")
+        raise RunDamaged(run_id, f"its last entry is {entries[-1].seq}, not {seqs.stop - 1}")
     return tuple(entries[seqs.start - entries[0].seq :])
 
 

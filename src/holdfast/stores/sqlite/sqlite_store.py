@@ -178,7 +178,7 @@ class SqliteStore:
             left = removed = await self._writer.submit(None, runs.list_garbage)
             while left := left & removed:
                 await asyncio.sleep(_SWEEP_POLL_S)
-                # A transaction: it makes the vacuum try again what failed.
+                # A transaction: it makes the vacuum retry what failed.
                 left = await self._writer.submit(None, runs.list_garbage)
 
     # -- finding and claiming -----------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ def to_micros(moment: datetime) -> int:
 def from_micros(micros: int) -> datetime:
     try:
         return _EPOCH + timedelta(microseconds=micros)
-    except OverflowError:  # a damaged row: a listing shows it all the same
+    except OverflowError:  # a damaged row: a listing still shows it
         return _LATEST
 
 

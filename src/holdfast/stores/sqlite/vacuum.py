@@ -71,7 +71,7 @@ class Vacuum:
         return _IDLE_AFTER_S if self._may_shrink else None
 
     def on_commit(self) -> None:
-        """Try again what failed before: a transaction was committed."""
+        """Retry what failed before: a transaction was committed."""
         self._failed = False
 
     def garbage_added(self, journals: int) -> None:

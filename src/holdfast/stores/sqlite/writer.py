@@ -161,7 +161,7 @@ class Writer:
             return
         self._queue.put(requests)
         if len(requests) >= _RESOLVE_BATCH // 2:
-            # Else the thread gets the GIL after 5 ms, or when all other runs have made their steps.
+            # Otherwise the thread gets the GIL after 5 ms, or when all other runs have made their steps.
             self._threads.sleep(_GIL_YIELD_S)
 
     def _commit_inline(self, request: WriteRequest) -> bool:
@@ -208,7 +208,7 @@ class Writer:
         if self._failure is None:
             return StoreClosed("this store is closed: nothing was written")
         error = StoreError(
-            f"{self._database.path} cannot be written any more, the writer thread has ended: close the store and open"
+            f"{self._database.path} can no longer be written, the writer thread has ended: close the store and open"
             f" it again ({self._failure!r})"
         )
         error.__cause__ = self._failure
@@ -355,7 +355,7 @@ class Writer:
             return append_bulk([request.arguments for request in requests], transaction)
         except apsw.BusyError:
             raise
-        except Exception:  # found again, and mapped, by `_commit_transaction`
+        except Exception:  # `_commit_transaction` raises it again, and maps it
             return False
 
     def _commit_separately(self, requests: list[WriteRequest]) -> None:
