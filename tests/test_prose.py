@@ -17,9 +17,7 @@ PHRASES = re.compile(
 )
 
 #: Folders that are still to be rewritten.
-UNREAD = (
-    *(f"tests/{folder}/" for folder in ("checkpoint", "core", "runtime", "stores")),
-)
+UNREAD = (*(f"tests/{folder}/" for folder in ("checkpoint", "core", "runtime", "stores")),)
 
 #: Names from before the glossary. `discharge(` is a function in databases of earlier versions.
 OLD_NAMES = re.compile(

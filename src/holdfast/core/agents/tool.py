@@ -229,7 +229,7 @@ class Tool:
             on_error: report an exception to the model, or fail the run with it.
             timeout: of one try. A call that takes longer is reported as an error. An async one is cancelled; a
                 thread cannot be.
-            errors: exceptions that a workflow gets as they are, made again from their arguments. It gets others as
+            errors: exceptions that a workflow gets as they are, recreated from their arguments. It gets others as
                 `StepFailed`.
 
         Raises:
