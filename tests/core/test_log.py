@@ -1,6 +1,7 @@
 """Log lines about the life of runs, and their fields."""
 
 import asyncio
+import contextlib
 import json
 import logging
 from datetime import timedelta
@@ -13,7 +14,8 @@ from tests.simulated_host import SimulatedHost
 from holdfast import Agent, App, Reply, Retry, ask_person, tool
 from holdfast.checkpoint.workers import WorkerIdentity, this_process
 from holdfast.core import Executor
-from holdfast.core.errors import RunParked
+from holdfast.core.agents.calls import OnError
+from holdfast.core.errors import RunParked, ToolFailed
 from holdfast.core.run.waiting import RunWaiting
 from holdfast.errors import ModelUnavailable
 from holdfast.stores.memory import MemoryStore
@@ -193,3 +195,50 @@ async def test_a_retry_has_its_data_in_fields(caplog: pytest.LogCaptureFixture) 
         ("retry", "r", "a", 1, "", "", 1, 7.0, "ModelUnavailable"),
         ("retry", "r", "a", 1, "late", "1", 1, 1.0, "TimeoutError"),
     ]
+
+
+@pytest.mark.parametrize("on_error", ["report", "raise"])
+async def test_an_error_of_a_tool_is_logged_once_with_its_traceback_and_counted(
+    caplog: pytest.LogCaptureFixture, on_error: OnError
+) -> None:
+    tries: list[int] = []
+
+    @tool(
+        on_error=on_error,
+        effect="pure",
+        retry=Retry(max_tries=2, retry_on=ArithmeticError, initial_delay=timedelta(0)),
+    )
+    async def divide(by: int) -> float:
+        tries.append(by)
+        return 1 / by
+
+    agent = Agent(name="a", model=ScriptedModel(tool_reply(call("c1", "divide", by=0)), "done"), tools=[divide])
+    host = SimulatedHost()
+    with contextlib.suppress(ToolFailed):
+        await host.executor.run(agent, "go", run_id="r")
+    [line] = [record for record in caplog.records if record.name == "holdfast.tools"]
+    assert (line.levelname, line.__dict__["tool"], line.__dict__["call_id"]) == ("WARNING", "divide", "c1")
+    assert "call c1 of divide failed in step 1: ZeroDivisionError" in line.getMessage()
+    assert line.exc_info is not None
+    assert line.exc_info[0] is ZeroDivisionError
+    assert "return 1 / by" in caplog.text
+    assert host.executor.metrics.agents["a"].failed_calls == {"divide": 1}
+    assert len(tries) == 2
+
+
+async def test_the_traceback_of_a_tool_is_redacted(caplog: pytest.LogCaptureFixture) -> None:
+    @tool
+    async def fetch() -> None:
+        raise ValueError(f"no access with {SECRET}")
+
+    agent = Agent(name="a", model=ScriptedModel(tool_reply(call("c1", "fetch")), "done"), tools=[fetch])
+
+    class Redacted:
+        def __call__(self, value: Any) -> Any:
+            return value.replace(SECRET, "***") if isinstance(value, str) else value
+
+    await SimulatedHost(redact=Redacted()).executor.run(agent, "go", run_id="r")
+    [line] = [record for record in caplog.records if record.name == "holdfast.tools"]
+    assert "no access with ***" in line.getMessage()
+    assert "Traceback" in line.getMessage()
+    assert SECRET not in caplog.text

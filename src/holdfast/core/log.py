@@ -4,10 +4,11 @@ docs/how-to/observability.md has the table of the fields. No line has a message,
 """
 
 import logging
+import traceback
 from typing import Any
 
 from holdfast.core.errors import RunParked, format_error
-from holdfast.core.observer import AttemptControl, AttemptEnded, AttemptStarted, ObservedEvent, Retried
+from holdfast.core.observer import AttemptControl, AttemptEnded, AttemptStarted, CallFailed, ObservedEvent, Retried
 from holdfast.core.redaction import Redact
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.state import RunState
@@ -20,6 +21,9 @@ LIFECYCLE_LOG = logging.getLogger("holdfast.lifecycle")
 #: A separate logger, for hosts that show retries in another way.
 RETRY_LOG = logging.getLogger("holdfast.retry")
 
+#: A logger of its own, for hosts that show errors of their tools in another way.
+TOOL_LOG = logging.getLogger("holdfast.tools")
+
 _MAX_ERROR_LENGTH = 300
 
 
@@ -30,9 +34,9 @@ def format_short(error: BaseException) -> str:
 
 
 class AttemptLogger:
-    """Logs how one attempt begins and ends, and its retries."""
+    """Logs how one attempt begins and ends, its retries, and the errors of its tools."""
 
-    kinds: frozenset[type] = frozenset({AttemptStarted, AttemptEnded, Retried})
+    kinds: frozenset[type] = frozenset({AttemptStarted, AttemptEnded, Retried, CallFailed})
 
     def __init__(self, attempt: AttemptControl, redact: Redact | None) -> None:
         self._redact = redact
@@ -46,6 +50,8 @@ class AttemptLogger:
                 _log_end(self._info, self._state, event, self._redact)
             case Retried():
                 _log_retry(self._info, self._state, event, self._redact)
+            case CallFailed():
+                _log_failed_call(event, self._redact)
 
 
 class RunLog:
@@ -145,6 +151,27 @@ def _log_retry(info: RunInfo, state: RunState, event: Retried, redact: Redact | 
         "reason": reason,
     }
     RETRY_LOG.warning("run %s: %s", info.run_id, text, extra=fields)
+
+
+def _log_failed_call(event: CallFailed, redact: Redact | None) -> None:
+    """Log the error of a tool with its traceback. With a redactor, the traceback is part of the text."""
+    call, error = event.call, event.error
+    reason = format_short(error)
+    text = f"call {call.call_id} of {call.tool} failed in step {call.step}: {reason}"
+    if redact is not None:
+        trace = "".join(traceback.format_exception(error)).rstrip()
+        text, reason = str(redact(f"{text}\n{trace}")), str(redact(reason))
+    fields = {
+        "event": "call_failed",
+        "run_id": call.run_id,
+        "agent": call.info.agent_name,
+        "step": call.step,
+        "tool": call.tool,
+        "call_id": call.call_id,
+        "error": type(error).__name__,
+        "reason": reason,
+    }
+    TOOL_LOG.warning("run %s: %s", call.run_id, text, extra=fields, exc_info=error if redact is None else None)
 
 
 def _log(level: int, event: str, text: str, info: RunInfo, state: RunState, **more: Any) -> None:

@@ -6,6 +6,7 @@ from holdfast.core.observer import (
     AttemptControl,
     AttemptEnded,
     AttemptStarted,
+    CallFailed,
     CallInDoubt,
     ClaimVerified,
     ObservedEvent,
@@ -42,6 +43,7 @@ class AgentMetrics:
         "calls_in_doubt",
         "claim_checks",
         "cost_usd",
+        "failed_calls",
         "input_tokens",
         "model_retries",
         "output_tokens",
@@ -61,6 +63,8 @@ class AgentMetrics:
         #: Attempts that began after one without a finished step, and those that began because a worker died.
         self.strikes = self.takeovers = 0
         self.calls_in_doubt = 0
+        #: Failed calls, by tool.
+        self.failed_calls: dict[str, int] = {}
         self.input_tokens = self.output_tokens = 0
         self.cost_usd = 0.0
 
@@ -69,6 +73,9 @@ class AgentMetrics:
         self.input_tokens += now.input_tokens - before.input_tokens
         self.output_tokens += now.output_tokens - before.output_tokens
         self.cost_usd += now.cost_usd - before.cost_usd
+
+    def add_failed_call(self, tool: str) -> None:
+        self.failed_calls[tool] = self.failed_calls.get(tool, 0) + 1
 
     def add_attempt(self, end: str) -> None:
         self.attempts[end] = self.attempts.get(end, 0) + 1
@@ -80,7 +87,7 @@ class AttemptMetrics:
     __slots__ = ("_counted", "_counters", "_state", "_taken_from")
 
     kinds: frozenset[type] = frozenset(
-        {AttemptStarted, AttemptEnded, StepEnded, Saved, ClaimVerified, Retried, CallInDoubt}
+        {AttemptStarted, AttemptEnded, StepEnded, Saved, ClaimVerified, Retried, CallFailed, CallInDoubt}
     )
 
     def __init__(self, attempt: AttemptControl, counters: AgentMetrics) -> None:
@@ -106,6 +113,8 @@ class AttemptMetrics:
                 counters.model_retries += 1
             case CallInDoubt():
                 counters.calls_in_doubt += 1
+            case CallFailed():
+                counters.add_failed_call(event.call.tool)
             case AttemptStarted() if self._taken_from is not None:
                 counters.takeovers += 1
             case AttemptEnded():

@@ -29,6 +29,7 @@ __all__ = [
     "AttemptStarted",
     "CallAnswered",
     "CallEnded",
+    "CallFailed",
     "CallInDoubt",
     "CallStarted",
     "ClaimVerified",
@@ -95,6 +96,13 @@ class CallEnded(msgspec.Struct, frozen=True, kw_only=True):
     took: timedelta
 
 
+class CallFailed(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool has raised an error: its last try, if it has several. The model reads it, or it fails the run."""
+
+    call: ToolContext
+    error: BaseException
+
+
 class CallInDoubt(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of the call is unknown, also after reconciling."""
 
@@ -151,6 +159,7 @@ ObservedEvent = (
     | ReplyReceived
     | CallStarted
     | CallEnded
+    | CallFailed
     | CallInDoubt
     | CallAnswered
     | Retried

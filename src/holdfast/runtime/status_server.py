@@ -196,6 +196,10 @@ _COUNTERS: Mapping[str, tuple[str, Callable[[AgentMetrics], _Samples]]] = {
     "holdfast_strikes_total": ("Attempts that began after one without a step.", lambda agent: [({}, agent.strikes)]),
     "holdfast_takeovers_total": ("Runs taken over from dead workers.", lambda agent: [({}, agent.takeovers)]),
     "holdfast_calls_in_doubt_total": ("Calls whose outcome is unknown.", lambda agent: [({}, agent.calls_in_doubt)]),
+    "holdfast_failed_calls_total": (
+        "Tool calls that failed.",
+        lambda agent: [({"tool": tool}, count) for tool, count in sorted(agent.failed_calls.items())],
+    ),
     "holdfast_tokens_total": (
         "Tokens of model calls.",
         lambda agent: [({"type": "input"}, agent.input_tokens), ({"type": "output"}, agent.output_tokens)],

@@ -145,6 +145,7 @@ class FunctionCall(SDKCall):
             raise error
         if stop.is_stopping and not self._is_sync:
             raise asyncio.CancelledError  # an exception from a call that the run cancelled is no result
+        self.error = error
         return self.error_result(text)
 
     @property
@@ -192,6 +193,7 @@ class HoldfastCall(SDKCall):
                 raise
             if stop.is_stopping and not tool.in_thread:
                 raise asyncio.CancelledError from exc
+            self.error = exc
             if tool.on_error == "raise":
                 raise ToolFailed(tool.name, exc) from exc
             return self.error_result(format_error(exc))

@@ -83,7 +83,7 @@ class ToolExecution(CallRequest):
                 self._attempt, self._policy.retry, self.tool, self.call_id, self._start, outcomes=_OUTCOMES
             )
         try:
-            self.outcome, result = await await_outcome(work, self._results)
+            self.outcome, result = await await_outcome(self._keep_error(work), self._results)
         except CallDeferred as exc:
             metadata = dump_metadata(exc.metadata)
             return Deferred(reason=add_reason(ApprovalRequest(), metadata).reason, metadata=metadata)
@@ -93,6 +93,14 @@ class ToolExecution(CallRequest):
             raise asyncio.CancelledError  # an exception from a call that the run cancelled is no result
         self._count_usage()
         return result
+
+    async def _keep_error(self, work: Awaitable[Any]) -> Any:
+        """Keep the error that becomes a result."""
+        try:
+            return await work
+        except (ToolRetryError, ToolFailedError) as exc:
+            self.error = exc.__cause__ or exc
+            raise
 
     def _start(self) -> Awaitable[Any]:
         work = self._start_tool()

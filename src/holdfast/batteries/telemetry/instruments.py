@@ -27,6 +27,11 @@ _COUNTERS: Mapping[str, tuple[str, str, Callable[[AgentMetrics], _Values]]] = {
     "holdfast.strikes": ("Attempts after one without a step", "{attempt}", lambda agent: [({}, agent.strikes)]),
     "holdfast.takeovers": ("Runs taken from dead workers", "{run}", lambda agent: [({}, agent.takeovers)]),
     "holdfast.calls_in_doubt": ("Calls without a known outcome", "{call}", lambda agent: [({}, agent.calls_in_doubt)]),
+    "holdfast.failed_calls": (
+        "Tool calls that failed",
+        "{call}",
+        lambda agent: [({"gen_ai.tool.name": tool}, count) for tool, count in list(agent.failed_calls.items())],
+    ),
     "holdfast.cost": ("Cost of model calls", "USD", lambda agent: [({}, agent.cost_usd)]),
 }
 

@@ -62,6 +62,7 @@ class CallRequest(ABC):
         "arguments",
         "call_id",
         "effect",
+        "error",
         "in_doubt",
         "in_thread",
         "number",
@@ -94,6 +95,8 @@ class CallRequest(ABC):
         self.call_id, self.tool, self.arguments = call_id, tool, arguments
         self.effect, self.reconcile, self.in_doubt = effect, reconcile, in_doubt
         self.in_thread, self.approval, self.number = in_thread, approval, number
+        #: The exception of the tool that `execute` has turned into a result, or that fails the run: for observers.
+        self.error: BaseException | None = None
 
     @property
     def schema(self) -> dict[str, Any] | None:

@@ -345,6 +345,7 @@ class _ToolCall(_Call):
             # `task.cancelling()` does not tell: up to Python 3.12 a failed TaskGroup leaves it above zero.
             if attempt.stop_state.is_stopping and (cancelled or not tool.in_thread):
                 raise
+            self.error = exc
             if tool.on_error == "raise":
                 raise ToolFailed(tool.name, exc) from exc
             return self.error_result(format_error(exc))

@@ -13,7 +13,7 @@ from holdfast.core.errors import ProcessExit, RunParked, convert_process_exit
 from holdfast.core.execution.attempt import Attempt, log
 from holdfast.core.execution.child_runs import ChildRuns
 from holdfast.core.execution.waits import WAITING, Waits
-from holdfast.core.observer import CallEnded, CallInDoubt, CallStarted, StepEnded
+from holdfast.core.observer import CallEnded, CallFailed, CallInDoubt, CallStarted, StepEnded
 from holdfast.core.run.mail import CHILD_TOPIC
 from holdfast.core.run.messages import NO_USAGE, ONE_TOOL_CALL, ToolResult, Usage
 from holdfast.core.run.run_events import ToolCalled, ToolReturned
@@ -285,7 +285,9 @@ class ToolCalls:
             if CallEnded in observers.wanted:
                 took = timedelta(seconds=attempt.services.clock.monotonic() - started_at)
                 observers.emit(_make_end_event(request, context, result, error, took))
-            error = None  # its traceback holds this frame
+            if request.error is not None:
+                observers.emit(CallFailed(call=context, error=request.error))
+            request.error = error = None  # their tracebacks hold this frame
         if ToolReturned in observers.wanted:
             await observers.publish(self._make_result_event(request, context, result))
         return result
