@@ -4,8 +4,9 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast.core.agents.agent import Agent
@@ -21,7 +22,7 @@ LONG_TEXT = "line of a long page\n" * 500
 
 
 @tool(approval=ApprovalRequest(audience="finance"))
-async def pay(amount: float, to: str) -> str:
+async def pay(amount: Annotated[float, msgspec.Meta(ge=0)], to: str) -> str:
     """Pay an invoice."""
     return f"paid {amount} to {to}"
 

@@ -22,7 +22,13 @@ _START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 async def store_long_run(
-    store: RunStore | None, run_id: str, steps: int, *, agent: str = "nobody", size: int = 200
+    store: RunStore | None,
+    run_id: str,
+    steps: int,
+    *,
+    agent: str = "nobody",
+    size: int = 200,
+    parent: str | None = None,
 ) -> None:
     """Store a queued run with this many finished steps, each with one call and its result."""
     assert store is not None
@@ -44,7 +50,12 @@ async def store_long_run(
         ]
     entries = [Entry(seq=seq, kind=kind, body=body) for seq, (kind, body) in enumerate(bodies)]
     new = NewRun(
-        run_id=run_id, agent_name=agent, info=encode(info.summarize()), progress=encode(progress), entries=entries
+        run_id=run_id,
+        agent_name=agent,
+        parent_run_id=parent,
+        info=encode(info.summarize()),
+        progress=encode(progress),
+        entries=entries,
     )
     await store.create(new)
 

@@ -71,6 +71,9 @@ def test_an_edit_that_does_not_fit_is_shown_again_with_its_error_and_approves_no
     expect(task.get_by_label("to")).to_have_value("<b>bob</b>")
     expect(task.locator(".field-error")).to_have_text("Give a number. The model asked for 129.0.")
     assert any_server.call(any_server.app.get(waiting)).status is RunStatus.WAITING
+    task.get_by_label("amount").fill("-3")
+    task.get_by_role("button", name="Approve these arguments").click()
+    expect(task.locator(".field-error")).to_contain_text("This is less than 0.")
     task.get_by_label("amount").fill("12")
     task.get_by_role("button", name="Approve these arguments").click()
     expect(page.get_by_role("status")).to_contain_text("Approved.")

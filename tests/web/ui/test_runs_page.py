@@ -7,6 +7,7 @@ from functools import partial
 
 import httpx
 from playwright.sync_api import Page, expect
+from tests.web.ui.journals import store_long_run
 from tests.web.ui.server import UIServer
 
 _FAR = datetime(2100, 1, 1, tzinfo=UTC)
@@ -141,3 +142,64 @@ def test_failed_and_cancelled_runs_of_a_filter_are_resumed(any_server: UIServer,
     expect(page.get_by_role("status")).to_contain_text("2 runs left to the workers")
     for run_id in ("again-1", "again-2"):
         any_server.wait_for(run_id, "waiting")  # for the approval, as before
+
+
+def test_the_ticked_runs_are_cancelled_after_a_preview(server: UIServer, page: Page) -> None:
+    for run_id in ("tick-1", "tick-2", "tick-3"):
+        server.submit("clerk", "Pay.", run_id, labels={"suite": "tick"})
+        server.wait_for(run_id, "waiting")
+    page.goto(f"{server.url}/?q=label.suite:tick")
+    for run_id in ("tick-1", "tick-3"):
+        page.get_by_role("checkbox", name=f"Tick {run_id}").check()
+    server.submit("clerk", "Pay.", "tick-4", labels={"suite": "tick"})
+    expect(page.locator("#row-tick-4 .status")).to_have_text("waiting")  # a live update keeps the ticks
+    page.get_by_role("button", name="Cancel…").click()
+    expect(page.get_by_role("heading", name="Cancel 2 runs?")).to_be_visible()
+    page.get_by_role("button", name="Cancel 2 runs").click()
+    expect(page.get_by_role("status")).to_contain_text("2 runs cancelled")
+    found = [server.call(server.app.get(f"tick-{number}")).status for number in (1, 2, 3, 4)]
+    assert found == ["cancelled", "waiting", "cancelled", "waiting"]
+
+
+def test_the_whole_row_is_a_link(server: UIServer, page: Page) -> None:
+    server.submit("greeter", "Hello?", "row-link")
+    server.wait_for("row-link", "done")
+    page.goto(f"{server.url}/?q=row-link")
+    box = page.locator("#row-row-link .c-when").bounding_box()
+    assert box is not None
+    page.mouse.click(box["x"] + 3, box["y"] + 3)
+    expect(page.locator("h1")).to_have_text("row-link")
+
+
+def test_the_list_is_sorted_by_cost(server: UIServer, plain_page: Page) -> None:
+    labels = {"suite": "sort"}
+    for agent, run_id in (("greeter", "sort-1"), ("reader", "sort-2"), ("greeter", "sort-3")):
+        server.submit(agent, "Sort.", run_id, labels=labels)
+        server.wait_for(run_id, "done")
+    plain_page.goto(f"{server.url}/?q=label.suite:sort")
+    expect(plain_page.locator("tbody tr").first).to_contain_text("sort-3")
+    plain_page.get_by_role("link", name="Cost").click()
+    expect(plain_page.locator("tbody tr").first).to_contain_text("sort-2")
+    plain_page.get_by_role("link", name="Cost ↓").click()
+    expect(plain_page.locator("tbody tr").first).to_contain_text("sort-3")
+
+
+def test_child_runs_are_folded_until_a_link_opens_them(server: UIServer, plain_page: Page) -> None:
+    server.call(store_long_run(server.app.store, "family", 1))
+    for number in (1, 2):
+        server.call(store_long_run(server.app.store, f"family:c{number}", 1, parent="family"))
+    plain_page.goto(server.url)
+    expect(plain_page.locator("[id='row-family:c1']")).to_have_count(0)
+    plain_page.get_by_role("link", name="+ 2 children").click()
+    expect(plain_page.locator("[id='row-family:c1']")).to_be_visible()
+    plain_page.get_by_role("link", name="− 2 children").click()
+    expect(plain_page.locator("[id='row-family:c1']")).to_have_count(0)
+    plain_page.goto(f"{server.url}/?q=parent:family")
+    expect(plain_page.locator("tbody tr")).to_have_count(2)
+
+
+def test_a_misspelt_condition_is_named_with_the_nearest(server: UIServer, plain_page: Page) -> None:
+    plain_page.goto(f"{server.url}/?q=agnet:<b>x</b>")
+    expect(plain_page.get_by_role("alert")).to_have_text("agnet is not a filter: did you mean agent:<b>x</b>?")
+    plain_page.goto(f"{server.url}/?q=chat:clerk:kim")
+    expect(plain_page.get_by_role("alert")).to_have_count(0)

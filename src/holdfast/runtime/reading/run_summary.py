@@ -164,13 +164,18 @@ def measure_times(record: RunRecord, elapsed: timedelta, now: datetime) -> RunTi
     return RunTimes(total, worked, total - worked)
 
 
-def describe_times(run: RunSummary) -> str:
-    """Return the durations of a run in one line: `53 min 50 s total = 33 s worked + 53 min 17 s waited`."""
-    # Rounded first, so that the parts add up as they are shown.
+def format_times(run: RunSummary) -> tuple[str, str, str]:
+    """Return total, worked and waited time. They are rounded before, so that they add up as they are shown."""
     unit = timedelta(seconds=1) if run.total >= timedelta(seconds=10) else timedelta(milliseconds=100)
     total = round(run.total / unit) * unit
     worked = min(round(run.elapsed / unit) * unit, total)
-    return f"{format_span(total)} total = {format_span(worked)} worked + {format_span(total - worked)} waited"
+    return format_span(total), format_span(worked), format_span(total - worked)
+
+
+def describe_times(run: RunSummary) -> str:
+    """Return the durations of a run in one line: `53 min 50 s total = 33 s worked + 53 min 17 s waited`."""
+    total, worked, waited = format_times(run)
+    return f"{total} total = {worked} worked + {waited} waited"
 
 
 def describe_run(run: RunSummary, waits: Sequence[WaitingCall], now: datetime) -> list[Piece]:

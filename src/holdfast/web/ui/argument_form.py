@@ -6,16 +6,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from holdfast.core.agents.agent import Agent, AgentSource
-from holdfast.core.agents.tool import Tool
-
 #: A call with more arguments is edited as one JSON text.
 MAX_FIELDS = 24
 #: Longer text gets more than one line.
 _LINE = 60
 #: Choices that a list shows; more are typed.
 _MAX_CHOICES = 40
-_PLACE = re.compile(r" - at `\$\.([^`.\[]+)[^`]*`")
 
 FieldKind = Literal["text", "number", "check", "choice", "json"]
 
@@ -41,13 +37,6 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_long(self) -> bool:
         return self.kind == "json" or len(self.asked) > _LINE or "\n" in self.asked
-
-
-def find_tool(agents: Mapping[str, AgentSource], agent: str, name: str) -> Tool | None:
-    """Return the tool of an agent that this process knows."""
-    found = agents.get(agent)
-    tools = found.tools if isinstance(found, Agent) else ()
-    return next((each for each in tools if isinstance(each, Tool) and each.name == name), None)
 
 
 def make_fields(arguments: Any, schema: Mapping[str, Any] | None) -> list[Field]:
@@ -121,11 +110,11 @@ def read_fields(fields: Sequence[Field], form: Mapping[str, str]) -> tuple[list[
     return filled, arguments
 
 
-def add_error(fields: Sequence[Field], message: str) -> tuple[list[Field], str]:
-    """Put the error of a tool's check to the field that it names. Returns the rest: an error of no field."""
-    found = _PLACE.search(message)
-    name = found[1] if found else ""
-    if not any(field.name == name for field in fields):
-        return list(fields), message
-    text = _PLACE.sub("", message)
-    return [msgspec.structs.replace(each, error=text if each.name == name else each.error) for each in fields], ""
+def add_error(fields: Sequence[Field], mismatch: str) -> tuple[list[Field], str]:
+    """Put what `find_mismatch` says to the field that it names. Returns the rest: an error of no field."""
+    place, _, problem = mismatch.partition(": ")
+    found = next((each.name for each in fields if re.match(rf"{re.escape(each.name)}(?:[.\[]|$)", place)), None)
+    if found is None:
+        return list(fields), mismatch
+    text = f"This {problem}." if place == found else f"{mismatch}."
+    return [msgspec.structs.replace(each, error=text if each.name == found else each.error) for each in fields], ""

@@ -17,6 +17,7 @@ from holdfast.core.run.waiting import describe_decision
 from holdfast.root_error import HoldfastError
 from holdfast.runtime.reading import formatting
 from holdfast.runtime.reading.formatting import utc_now
+from holdfast.runtime.reading.run_summary import format_times
 from holdfast.web.api.problems import get_status
 from holdfast.web.auth import Authorize, Principal, Scope, authenticate, find_visible
 from holdfast.web.ui.content import show_age, show_time
@@ -51,10 +52,10 @@ def make_environment() -> jinja2.Environment:
         "decision": describe_decision,
         "rich": show_text,
         "tree": show_json,
-        "span": formatting.format_span,
     }
     environment.filters.update(filters)
     environment.globals["whole_call"] = formatting.format_whole_call
+    environment.globals["worked"] = lambda run: format_times(run)[1]
     environment.globals["count"] = formatting.format_count
     environment.globals["asset_version"] = ASSET_VERSION
     return environment

@@ -1,7 +1,7 @@
 """What a person decides about a run: calls that wait for an answer, and calls whose outcome is not known."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -10,11 +10,10 @@ from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore
-from holdfast.core.agents.agent import AgentSource
 from holdfast.core.run.waiting import PERSON_KINDS, WaitingCall
 from holdfast.runtime.reading.run_summary import RunSummary, summarize_run
 from holdfast.runtime.reading.transcript import CallRecord, Transcript, get_loop_name
-from holdfast.web.ui.argument_form import Field, find_tool, make_fields
+from holdfast.web.ui.argument_form import Field, make_fields
 
 #: The reply that made a call is among the last entries of its run.
 _CONTEXT_ENTRIES = 12
@@ -63,24 +62,19 @@ class WaitingTask(msgspec.Struct, frozen=True, kw_only=True):
         return [each for each in given if isinstance(each, str)] if isinstance(given, list) else []
 
 
-def make_task(run: RunSummary, call: WaitingCall, agents: Mapping[str, AgentSource], context: str = "") -> WaitingTask:
+def make_task(run: RunSummary, call: WaitingCall, context: str = "") -> WaitingTask:
     """Make the task of a call."""
-    fields: Sequence[Field] = ()
-    if call.kind == "approval":
-        tool = find_tool(agents, run.agent, call.tool)
-        fields = make_fields(call.arguments, None if tool is None else tool.schema.parameters)
+    fields = make_fields(call.arguments, call.schema) if call.kind == "approval" else ()
     return WaitingTask(call=call, run=run, context=context, fields=fields)
 
 
-def list_tasks(record: RunRecord, calls: Iterable[WaitingCall], agents: Mapping[str, AgentSource]) -> list[WaitingTask]:
+def list_tasks(record: RunRecord, calls: Iterable[WaitingCall]) -> list[WaitingTask]:
     """Return the calls of a run that can be answered, without context."""
     run = summarize_run(record)
-    return [make_task(run, call, agents) for call in calls if call.kind in _ANSWERABLE]
+    return [make_task(run, call) for call in calls if call.kind in _ANSWERABLE]
 
 
-async def read_task(
-    store: RunStore, record: RunRecord, call: WaitingCall, agents: Mapping[str, AgentSource]
-) -> WaitingTask | None:
+async def read_task(store: RunStore, record: RunRecord, call: WaitingCall) -> WaitingTask | None:
     """Return the task of a call with its context; `None` if its run is gone."""
     try:
         stored = await store.load(call.run_id, after=max(-1, record.next_seq - _CONTEXT_ENTRIES - 1))
@@ -88,7 +82,7 @@ async def read_task(
         return None
     replies = [item for item in Transcript(get_loop_name(record)).read(stored.entries) if item.kind == "reply"]
     said = [item.text for item in replies if any(each.call_id == call.call_id for each in item.calls)]
-    return make_task(summarize_run(record), call, agents, said[-1] if said else "")
+    return make_task(summarize_run(record), call, said[-1] if said else "")
 
 
 class Doubt(msgspec.Struct, frozen=True, kw_only=True):

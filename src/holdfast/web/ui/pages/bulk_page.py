@@ -1,15 +1,19 @@
 """One action on many runs: a preview of those that a filter finds, then the action on exactly these."""
 
+from collections.abc import Sequence
+from contextlib import suppress
+
 from starlette.requests import Request
 from starlette.responses import Response
 
+from holdfast.checkpoint.errors import RunNotFound
 from holdfast.core.errors import DefinitionError
 from holdfast.root_error import HoldfastError
 from holdfast.runtime.reading.formatting import utc_now
 from holdfast.web.auth import find_visible
 from holdfast.web.ui.needs import count_needs
 from holdfast.web.ui.pages.run_filter import RunsFilter, parse_filter
-from holdfast.web.ui.pages.runs_page import ListedRun, read_rows
+from holdfast.web.ui.pages.runs_page import ListedRun, make_row, read_rows
 from holdfast.web.ui.run_view.actions import BULK_ACTIONS, BulkAction, read_form
 from holdfast.web.ui.site import Site, get_principal
 
@@ -23,7 +27,9 @@ async def preview(site: Site, request: Request) -> Response:
     name = params.get("action", "")
     action = _get_action(name)
     wanted = parse_filter(params.get("q", ""), params.get("status", ""), utc_now())
-    rows = [row for row in await _list_rows(site, request, wanted) if row.run.status in action.statuses][:MAX_RUNS]
+    ticked = params.getlist("id")[:MAX_RUNS]
+    found = await _read_rows(site, request, ticked) if ticked else await _list_rows(site, request, wanted)
+    rows = [row for row in found if row.run.status in action.statuses][:MAX_RUNS]
     pending = await count_needs(site.store, get_principal(request))
     return site.render(
         request, "bulk.html", name=name, action=action, filter=wanted, rows=rows, limit=MAX_RUNS, pending_count=pending
@@ -60,6 +66,15 @@ async def _list_rows(site: Site, request: Request, wanted: RunsFilter) -> list[L
         cursor = page.cursor
         if cursor is None:
             break
+    return rows
+
+
+async def _read_rows(site: Site, request: Request, run_ids: Sequence[str]) -> list[ListedRun]:
+    """Return the lines of these runs. One that is gone is left out."""
+    rows: list[ListedRun] = []
+    for run_id in dict.fromkeys(run_ids):
+        with suppress(RunNotFound):
+            rows.append(make_row(await find_visible(site.store, get_principal(request), run_id), utc_now()))
     return rows
 
 

@@ -69,7 +69,7 @@ async def _make_context(site: Site, request: Request, needs: Needs) -> dict[str,
 
 
 async def _read_tasks(site: Site, calls: Sequence[tuple[RunRecord, WaitingCall]]) -> list[WaitingTask]:
-    tasks = [await read_task(site.store, record, call, site.app.agents) for record, call in calls[:_LIMIT]]
+    tasks = [await read_task(site.store, record, call) for record, call in calls[:_LIMIT]]
     return [task for task in tasks if task is not None]
 
 

@@ -1,5 +1,6 @@
 """The filter of the runs list: its text form, such as `agent:refunds label.tenant:acme since:24h lamp`."""
 
+import difflib
 import re
 import shlex
 from datetime import UTC, datetime, timedelta
@@ -20,6 +21,11 @@ NEEDS_YOU = "needs-you"
 STATUS_CHOICES = (NEEDS_YOU, *(status.value for status in RunStatus if status is not RunStatus.REMOVED))
 
 _TEXTS, _TIMES = ({field.name for field in QUERY_FIELDS if field.kind == kind} for kind in ("text", "time"))
+_NAMES = (*sorted(_TEXTS), *sorted(_TIMES), "cost", "label")
+#: Words that are at least this similar to a condition are taken for a misspelt one.
+_SIMILAR = 0.6
+#: The ways to sort the list, highest first.
+SORTS = ("cost", "worked")
 #: Characters of the text form.
 _MAX_LENGTH = 2_000
 _DURATION = re.compile(r"(\d{1,6}(?:\.\d+)?)([smhdw])")
@@ -34,6 +40,8 @@ class RunsFilter(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     #: One of `STATUS_CHOICES`; empty: all.
     status: str = ""
+    #: One of `SORTS`; empty: newest first.
+    sort: str = ""
     #: The part that the store applies, without the status.
     query: RunQuery = {}
     min_cost: float | None = None
@@ -59,11 +67,11 @@ class RunsFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_url(self, **changes: str | None) -> str:
         """Return the query string of the page with this filter, with some parts replaced."""
-        parts = {"q": self.text, "status": self.status} | changes
+        parts = {"q": self.text, "status": self.status, "sort": self.sort} | changes
         return "?" + urlencode({name: value for name, value in parts.items() if value})
 
 
-def parse_filter(text: str, status: str, now: datetime) -> RunsFilter:
+def parse_filter(text: str, status: str, now: datetime, sort: str = "") -> RunsFilter:
     """Parse the filter.
 
     Raises:
@@ -73,6 +81,8 @@ def parse_filter(text: str, status: str, now: datetime) -> RunsFilter:
         raise DefinitionError(f"the filter has {len(text)} characters: give at most {_MAX_LENGTH}")
     if status and status not in STATUS_CHOICES:
         raise DefinitionError(f"status is {status!r:.40}: use {', '.join(STATUS_CHOICES)}")
+    if sort and sort not in SORTS:
+        raise DefinitionError(f"sort is {sort!r:.40}: use {', '.join(SORTS)}")
     query: dict[str, Any] = {}
     costs: dict[str, float] = {}
     words: list[str] = []
@@ -87,8 +97,16 @@ def parse_filter(text: str, status: str, now: datetime) -> RunsFilter:
         elif value and name.startswith("label."):
             query.setdefault("labels", {})[name.removeprefix("label.")] = value
         else:
+            _check_name(name, value)
             words.append(part.lower())
-    return RunsFilter(text=text, status=status, query=cast("RunQuery", query), words=tuple(words), **costs)
+    return RunsFilter(text=text, status=status, sort=sort, query=cast("RunQuery", query), words=tuple(words), **costs)
+
+
+def _check_name(name: str, value: str) -> None:
+    """Refuse a misspelt condition. Other words with a colon are looked for: ids and prompts may have one."""
+    near = difflib.get_close_matches(name.lower(), _NAMES, 1, _SIMILAR) if value else []
+    if near:
+        raise DefinitionError(f"{name:.40} is not a filter: did you mean {near[0]}:{value:.40}?")
 
 
 def _split(text: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -44,6 +44,10 @@ class ListedRun(msgspec.Struct, frozen=True, kw_only=True):
     run: RunSummary
     why: Sequence[Piece]
     needs_person: bool
+    #: Child runs that are folded, as far as the page has met them.
+    children: int = 0
+    #: A child run, shown below its parent.
+    is_child: bool = False
 
 
 class RunRows(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +57,8 @@ class RunRows(msgspec.Struct, frozen=True, kw_only=True):
     cursor: str | None
     #: The scan has stopped at its limit: there may be runs that fit further on.
     stopped: bool = False
+    #: Child runs that are not shown.
+    folded: int = 0
 
 
 class StatusCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,10 +92,13 @@ def needs_person(run: RunSummary, waits: Sequence[WaitingCall]) -> bool:
 async def read_rows(
     store: RunStore, filter: RunsFilter, principal: Principal, now: datetime, cursor: str | None
 ) -> RunRows:
-    """Return the next page of the list. It has more lines than asked for if the filter had to be applied here."""
+    """Return the next page of the list. It has more lines than asked for if the filter had to be applied here.
+
+    A list without a filter folds child runs. A sorted list is the top of the runs that were read.
+    """
     query = filter.to_query()
     scans = bool(filter.words) or filter.min_cost is not None or filter.max_cost is not None
-    scans = scans or filter.status == NEEDS_YOU
+    scans = scans or filter.status == NEEDS_YOU or bool(filter.sort)
     size = _SCAN_PAGE if scans else PAGE_SIZE
     rows: list[ListedRun] = []
     for _ in range(0, _SCAN_LIMIT, size):
@@ -97,9 +106,36 @@ async def read_rows(
         found = [make_row(record, now) for record in page.records]
         rows += [row for row in found if filter.matches(row.run, needs_person=row.needs_person)]
         cursor = page.cursor
-        if cursor is None or len(rows) >= PAGE_SIZE:
-            return RunRows(rows=rows, cursor=cursor)
-    return RunRows(rows=rows, cursor=cursor, stopped=True)
+        if cursor is None or (not filter.sort and len(rows) >= PAGE_SIZE):
+            break
+    stopped = cursor is not None and (bool(filter.sort) or len(rows) < PAGE_SIZE)
+    shown = rows if filter.text or filter.status else _fold(rows)
+    if filter.sort:
+        shown = sorted(shown, key=_SORT_KEYS[filter.sort], reverse=True)[:PAGE_SIZE]
+        return RunRows(rows=shown, cursor=None, stopped=stopped, folded=len(rows) - len(shown))
+    return RunRows(rows=shown, cursor=cursor, stopped=stopped, folded=len(rows) - len(shown))
+
+
+_SORT_KEYS: Mapping[str, Callable[[ListedRun], Any]] = {
+    "cost": lambda row: row.run.usage.cost_usd,
+    "worked": lambda row: row.run.elapsed,
+}
+
+
+def _fold(rows: Sequence[ListedRun]) -> list[ListedRun]:
+    """Leave out child runs, and count them at their parents."""
+    children = Counter(row.run.parent for row in rows if row.run.parent is not None)
+    return [msgspec.structs.replace(row, children=children[row.run.run_id]) for row in rows if row.run.parent is None]
+
+
+async def _open(store: RunStore, page: RunRows, principal: Principal, parent: str, now: datetime) -> RunRows:
+    """Add the children of a run below it."""
+    if not any(row.run.run_id == parent for row in page.rows):
+        return page
+    found = await list_visible(store, principal, limit=PAGE_SIZE, parent=parent)
+    children = [msgspec.structs.replace(make_row(each, now), is_child=True) for each in found.records[::-1]]
+    rows = [each for row in page.rows for each in ((row, *children) if row.run.run_id == parent else (row,))]
+    return msgspec.structs.replace(page, rows=rows)
 
 
 async def count_statuses(store: RunStore, filter: RunsFilter, principal: Principal) -> StatusCounts | None:
@@ -148,7 +184,7 @@ async def show_runs(site: Site, request: Request) -> Response:
     except DefinitionError as exc:
         wanted = RunsFilter(text=request.query_params.get("q", ""))
         context = {"filter": wanted, "page": RunRows(rows=[], cursor=None), "counts": None, "error": str(exc)}
-        context["section"] = "runs"
+        context |= {"section": "runs", "opened": "", "cursor": None}
     pending = await count_needs(site.store, get_principal(request))
     context["can_control"] = "control" in get_principal(request).scopes
     context["can_start"] = can_start(site, get_principal(request))
@@ -183,16 +219,21 @@ async def read_list(site: Site, request: Request) -> dict[str, Any]:
         DefinitionError: the filter is not valid. InvalidCursor: the cursor is not.
     """
     now, params, principal = utc_now(), request.query_params, get_principal(request)
-    wanted = parse_filter(params.get("q", ""), params.get("status", ""), now)
+    wanted = parse_filter(params.get("q", ""), params.get("status", ""), now, params.get("sort", ""))
     labels = wanted.query.get("labels") or {}
     cursor = params.get("cursor") or None
     page = await read_rows(site.store, wanted, principal, now, cursor)
+    opened = params.get("open", "")
+    if opened:
+        page = await _open(site.store, page, principal, opened, now)
     counts = await count_statuses(site.store, wanted, principal)
     return {
         "filter": wanted,
         "page": page,
         "counts": counts,
         "cursor": cursor,
+        "opened": opened,
+        "can_control": "control" in principal.scopes,
         "error": "",
         "section": "conversations" if labels.items() >= CONVERSATION_LABEL.items() else "runs",
     }

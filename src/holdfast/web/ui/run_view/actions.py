@@ -14,12 +14,13 @@ from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.record import TERMINAL_STATUSES, RunRecord, RunStatus
 from holdfast.checkpoint.store import get_record
 from holdfast.core.errors import DefinitionError
+from holdfast.core.json_schema import find_mismatch
 from holdfast.core.run.waiting import Answer, Approve, Deny, Value
 from holdfast.root_error import HoldfastError
 from holdfast.runtime.operations.mailing import MAX_MAIL_BYTES, NotWaiting
 from holdfast.runtime.reading.run_summary import summarize_run
 from holdfast.runtime.reading.transcript import read_record_waits
-from holdfast.web.ui.argument_form import add_error, find_tool, read_fields
+from holdfast.web.ui.argument_form import add_error, read_fields
 from holdfast.web.ui.site import Site, get_principal
 from holdfast.web.ui.tasks import WaitingTask, read_task
 
@@ -89,7 +90,7 @@ async def _read_edit(
     if call is None:
         parse_json(form.get("arguments", "{}"), "the arguments are not a JSON object", dict[str, Any])
         raise NotWaiting(f"run {record.run_id} has no call {call_id} that waits for an answer")
-    task = await read_task(site.store, record, call, site.app.agents)
+    task = await read_task(site.store, record, call)
     if task is None:
         raise RunNotFound(record.run_id)
     fields, error = task.fields, ""
@@ -102,12 +103,9 @@ async def _read_edit(
             arguments = parse_json(form.get("arguments", ""), "the arguments are not a JSON object", dict[str, Any])
         except DefinitionError as exc:
             error = str(exc)
-    tool = find_tool(site.app.agents, record.agent_name, call.tool)
-    if tool is not None and not error and not any(field.error for field in fields):
-        try:
-            tool.check(arguments)
-        except ValueError as exc:
-            fields, error = add_error(fields, str(exc))
+    if not error and not any(field.error for field in fields):
+        mismatch = find_mismatch(arguments, call.schema or {})
+        fields, error = add_error(fields, mismatch) if mismatch else (fields, "")
     task = msgspec.structs.replace(task, fields=fields, error=error, edit=form.get("arguments", ""))
     return Approve(arguments=arguments), task if task.is_open else None
 

@@ -163,7 +163,7 @@ def make_head(
         "times": describe_times(run),
         "to_scale": False,
         "why": describe_run(run, waits, utc_now()),
-        "tasks": list_tasks(record, [call for call in waits if call.topic not in answered], site.app.agents),
+        "tasks": list_tasks(record, [call for call in waits if call.topic not in answered]),
         "related": related,
         "can_compare": can_compare(record, len(related.forks), len(related.children)),
         "is_terminal": record.is_terminal,
