@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import apsw
 import pytest
 from tests.cli.modules import approving, sample
 from tests.cli.shell import SOURCE, Shell, kill
@@ -59,6 +60,19 @@ def test_ls_lists_the_newest_runs_and_says_that_there_are_more(shell: Shell) -> 
     everything = shell.run("ls", "--all", "--since", "1h")
     assert len(everything.stdout.splitlines()) == 52
     assert everything.stderr == ""
+
+
+def test_ls_shows_a_damaged_run_among_the_others(shell: Shell) -> None:
+    path = shell.folder / "runs.db"
+    asyncio.run(submit_runs(path, 3))
+    connection = apsw.Connection(str(path))
+    connection.execute("UPDATE runs SET labels = '{' WHERE run_id = 'r1'")
+    connection.close()
+    runs = shell.json("ls")["runs"]
+    assert [(run["run_id"], run["status"]) for run in runs] == [("r2", "queued"), ("r1", "parked"), ("r0", "queued")]
+    assert runs[1]["reason"].startswith("damaged: its record is not what was written")
+    shown = shell.run("show", "r1")
+    assert (shown.returncode, "its record is not what was written" in shown.stderr) == (1, True)
 
 
 async def submit_runs(path: Path, count: int) -> None:

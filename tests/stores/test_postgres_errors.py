@@ -342,3 +342,17 @@ async def test_a_save_looks_at_its_own_run_however_many_there_are(url: str, stor
         while (after := counted())[0] < before[0] + 10:
             await save()
     assert (after[1] - before[1]) / (after[0] - before[0]) < 10
+
+
+async def test_a_damaged_row_is_shown_in_its_page_and_affects_no_other(url: str) -> None:
+    async with open_store(url) as store:
+        for n in range(3):
+            await store.create(make_run(f"run-{n}"))
+        async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+            await connection.execute("update holdfast.run set not_before = 'infinity' where run_id = 'run-1'")
+        records = (await store.list_page()).records
+        assert [record.run_id for record in records] == ["run-2", "run-1", "run-0"]
+        assert [record.status for record in records] == [RunStatus.QUEUED, RunStatus.PARKED, RunStatus.QUEUED]
+        assert records[1].reason.startswith("damaged: its record is not what was written")
+        with pytest.raises(RunDamaged):
+            await store.load("run-1")

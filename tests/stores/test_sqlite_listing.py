@@ -129,3 +129,20 @@ async def test_the_labels_and_the_mail_of_a_run_go_with_it(tmp_path: Path) -> No
         connection = apsw.Connection(str(tmp_path / "runs.db"))
         assert connection.execute("SELECT (SELECT count(*) FROM labels), (SELECT count(*) FROM mail)").get == (0, 0)
         connection.close()
+
+
+@pytest.mark.parametrize(
+    "damage", ["labels = '{'", "wake_on = '[1'", "reason = CAST(X'FF61' AS TEXT)", "agent_name = CAST(X'FF61' AS TEXT)"]
+)
+async def test_a_damaged_row_is_shown_in_its_page_and_affects_no_other(tmp_path: Path, damage: str) -> None:
+    async with opened(tmp_path / "runs.db") as store:
+        for n in range(3):
+            await store.create(make_run(f"run-{n}", labels={"team": "ä"}))
+        connection = apsw.Connection(str(tmp_path / "runs.db"))
+        connection.execute(f"UPDATE runs SET {damage} WHERE run_id = 'run-1'")
+        connection.close()
+        records = (await store.list_page()).records
+        assert [record.run_id for record in records] == ["run-2", "run-1", "run-0"]
+        assert [record.labels for record in records] == [{"team": "ä"}, {}, {"team": "ä"}]
+        assert records[1].status is RunStatus.PARKED
+        assert records[1].reason.startswith("damaged: its record is not what was written")

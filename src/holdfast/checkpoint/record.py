@@ -98,6 +98,29 @@ class RunRecord(RunIndex, frozen=True, kw_only=True):
         return self.status in TERMINAL_STATUSES
 
 
+def make_damaged_record(index: RunIndex, created_at: datetime, error: Exception) -> RunRecord:
+    """Return what a listing shows of a run whose row is not what was written. Loading it raises `RunDamaged`."""
+    known = {name: getattr(index, name) for name in RunIndex.__struct_fields__}
+    return RunRecord(
+        **known,
+        status=RunStatus.PARKED,
+        created_at=created_at,
+        updated_at=created_at,
+        owner=None,
+        owner_alive=False,
+        token=0,
+        strikes=0,
+        not_before=created_at,
+        reason=f"damaged: its record is not what was written ({error})",
+        cancel_requested=False,
+        expires_at=None,
+        next_seq=0,
+        size=0,
+        info=b"",
+        progress=b"",
+    )
+
+
 class StoredRun(msgspec.Struct, frozen=True, kw_only=True):
     """A run with its journal, entries in order, and its mail."""
 

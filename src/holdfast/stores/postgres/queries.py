@@ -61,7 +61,7 @@ class Listing:
         params = (msgspec.json.encode(about).decode(), self._host, list(dead))
         rows = await self._readers.read(self._sql, params)
         decoder = RecordDecoder()
-        records = tuple(decoder.decode(encoded) for encoded, _, _ in rows[:limit])
+        records = tuple(decoder.decode(encoded, created_at) for encoded, created_at, _ in rows[:limit])
         if len(rows) <= limit:
             return records, None
         return records, rows[limit - 1][1:] if limit else position or (_NEWEST if newest_first else _OLDEST)

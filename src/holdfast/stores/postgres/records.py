@@ -8,8 +8,9 @@ import msgspec
 
 from holdfast.checkpoint.errors import RunDamaged
 from holdfast.checkpoint.journal import Entry, unpack_segments
-from holdfast.checkpoint.record import Mail, Receipt, RunRecord, RunStatus, StoredRun
+from holdfast.checkpoint.record import Mail, Receipt, RunRecord, RunStatus, StoredRun, make_damaged_record
 from holdfast.checkpoint.workers import ProcessIdentity, is_process_alive
+from holdfast.core.run.info import RunIndex
 from holdfast.db.postgres_connection import Rows
 from holdfast.stores.postgres.database import unescape_text
 
@@ -69,8 +70,19 @@ class RecordDecoder:
     def __init__(self) -> None:
         self._alive_owners: dict[str, bool] = {}
 
-    def decode(self, encoded: str | bytes) -> RunRecord:
-        return self.from_row(_ROW_DECODER.decode(encoded))
+    def decode(self, encoded: str | bytes, created_at: datetime) -> RunRecord:
+        """Return a record. A damaged row is shown as a parked run: the others of its page can be read."""
+        try:
+            return self.from_row(_ROW_DECODER.decode(encoded))
+        except (msgspec.DecodeError, ValueError, OverflowError) as exc:
+            row = msgspec.json.decode(encoded)
+            index = RunIndex(
+                run_id=unescape_text(row["run_id"]),
+                agent_name=unescape_text(row["agent_name"]),
+                caller_id=unescape_text(row["caller_id"]),
+                tenant=unescape_text(row["tenant"]),
+            )
+            return make_damaged_record(index, created_at, exc)
 
     def from_row(self, row: _RunRow) -> RunRecord:
         return RunRecord(
@@ -119,12 +131,16 @@ def decode_run(rows: Rows, after: int) -> StoredRun | None:
     """Return the run in the rows of `load_run`; `None` if there is none.
 
     Raises:
-        RunDamaged: an entry is missing or was changed.
+        RunDamaged: an entry is missing or was changed, or the record was.
     """
     if not rows:
         return None
-    row = _ROW_DECODER.decode(rows[0][3])
-    record = RecordDecoder().from_row(row)
+    try:
+        row = _ROW_DECODER.decode(rows[0][3])
+        record = RecordDecoder().from_row(row)
+    except (msgspec.DecodeError, ValueError, OverflowError) as exc:
+        run_id = unescape_text(msgspec.json.decode(rows[0][3])["run_id"])
+        raise RunDamaged(run_id, f"its record is not what was written ({exc})") from exc
     first = due = max(row.first_seq, after + 1)
     entries: list[Entry] = []
     for seq, layout, checksum, body in rows[1:]:

@@ -3,14 +3,14 @@
 import json
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
-import apsw
-
 from holdfast.checkpoint.errors import InvalidCursor
-from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus
+from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus, make_damaged_record
 from holdfast.checkpoint.workers import CountedRow
+from holdfast.core.run.info import RunIndex
 from holdfast.stores.sqlite.database import statement
 from holdfast.stores.sqlite.liveness import Liveness
 from holdfast.stores.sqlite.transaction import Execute, from_micros, to_micros
@@ -25,6 +25,10 @@ _PROBE_ROWS = 2000
 #: The stored statuses, in a fixed order.
 _STATUSES = tuple(status for status in RunStatus if status is not RunStatus.REMOVED)
 _UNOWNED = frozenset({RunStatus.QUEUED, RunStatus.RUNNING, RunStatus.INTERRUPTED})
+
+
+#: The texts among the columns of a record, by number.
+_TEXTS = frozenset({1, 2, 3, 4, 5, 8, 12, 20, 21, 23, 24})
 
 
 class Position(NamedTuple):
@@ -95,14 +99,52 @@ def read_page(
     bindings = _make_bindings(filter, position, direction, limit, alive)
     source = _choose_source(filter, bindings, execute)
     conditions = _make_conditions(filter, source)
-    rows = execute(_build_query(source, conditions, statuses, direction), bindings).fetchall() if statuses else []
-    try:
-        records = [make_record(row, row[8] in alive) for row in rows[:limit]]
-    except (ValueError, OverflowError, TypeError) as exc:
-        raise apsw.CorruptError(f"the record of a run is not what was written: {exc}") from exc
+    rows = _read_rows(_build_query(source, conditions, statuses, direction), bindings, execute) if statuses else []
+    records = [_make_listed_record(row, alive) for row in rows[:limit]]
     if len(rows) <= limit:
         return records, None
     return records, Position(rows[limit - 1][6], rows[limit - 1][0]) if limit else position
+
+
+def _read_rows(query: str, bindings: dict[str, Any], execute: Execute) -> Sequence[Sequence[Any]]:
+    """Return the rows of a page. Texts that are no UTF-8 are bytes in their row."""
+    try:
+        rows: list[Sequence[Any]] = execute(query, bindings).fetchall()
+    except UnicodeDecodeError:
+        rows = [_decode_texts(row) for row in execute(_cast_texts(query), bindings).fetchall()]
+    return rows
+
+
+@cache
+def _cast_texts(query: str) -> str:
+    columns = [column.strip() for column in statement("record_columns").split(",")]
+    cast = [f"CAST({column} AS BLOB)" if number in _TEXTS else column for number, column in enumerate(columns)]
+    return query.replace(statement("record_columns"), ", ".join(cast))
+
+
+def _decode_texts(row: Sequence[Any]) -> Sequence[Any]:
+    values = list(row)
+    for number in _TEXTS:
+        if values[number] is not None:
+            with suppress(UnicodeDecodeError):
+                values[number] = values[number].decode()
+    return values
+
+
+def _make_listed_record(row: Sequence[Any], alive: frozenset[str]) -> RunRecord:
+    """Make a record. A damaged row is shown as a parked run: the others of its page can be read."""
+    try:
+        for number in _TEXTS:
+            if isinstance(row[number], bytes):
+                raise ValueError("a text is not UTF-8")
+        return make_record(row, row[8] in alive)
+    except (ValueError, OverflowError, TypeError) as exc:
+        run_id, agent_name, caller_id, tenant = (
+            value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+            for value in (row[1], row[2], row[3], row[24])
+        )
+        index = RunIndex(run_id=run_id, agent_name=agent_name, caller_id=caller_id, tenant=tenant)
+        return make_damaged_record(index, from_micros(row[6]), exc)
 
 
 def _select_statuses(filter: RunFilter) -> tuple[RunStatus, ...]:
