@@ -1,7 +1,7 @@
 """App: a client that also executes. Joins agents, a store and ports; opens and closes them."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
@@ -21,12 +21,13 @@ from holdfast.core.execution.stop import ShutdownSignals, can_install_handlers
 from holdfast.core.metrics import RunMetrics
 from holdfast.core.observer import ObserverFactory
 from holdfast.core.ports import Budget, Critic, RateLimiter, RunListener, Telemetry, ToolProvider
-from holdfast.core.run.info import RunInfo, RunOptions
-from holdfast.core.run.prompt import Prompt
+from holdfast.core.run.info import RunInfo, RunOptions, check_run_id
+from holdfast.core.run.prompt import Prompt, make_request_digest
 from holdfast.core.run.result import OutputT, Result
 from holdfast.core.validation import check_choice, check_duration, check_labels
 from holdfast.extras import require_extra
 from holdfast.runtime.agent_registry import find_agent, resolve_agent
+from holdfast.runtime.batch import BATCH_LABEL, BatchItem, run_batch
 from holdfast.runtime.blocking import exit_on_signal, report_resume, run_blocking
 from holdfast.runtime.lifetime import Lifetime
 from holdfast.runtime.operations.run_client import NO_STORE, NOT_OPEN, RunClient
@@ -374,6 +375,42 @@ class App(RunClient):
                 raise
             known = run_id is not None and self.store is not None
             exit_on_signal(exc, self._signals.received, can_start_again=known)
+
+    def map(
+        self,
+        agent: AgentSource[OutputT] | str,
+        inputs: Iterable[Prompt],
+        *,
+        id: str,
+        concurrency: int = 16,
+        ordered: bool = True,
+        **options: Unpack[RunOptions],
+    ) -> AsyncGenerator[BatchItem[OutputT], None]:
+        """Run an agent for each input, several at a time. Yields the outcome of each, with its run id.
+
+        Resumable: the same call with the same `id`, in this process or after a kill, resumes unfinished runs and yields
+        the recorded results of the others. Its runs have the label `batch`.
+
+        Args:
+            id: of the batch. With an input it makes the id of that input's run.
+            concurrency: how many runs are in progress at once.
+            ordered: yield in the order of the inputs. Otherwise as they end.
+
+        Raises:
+            DefinitionError: an argument has a wrong type or value.
+            RunInterrupted: the App shuts down, or its store does not answer. Other errors are in the items.
+        """
+        options["labels"] = {**(options.get("labels") or {}), BATCH_LABEL: check_run_id(id)}
+        source = resolve_agent(self.agents, agent)
+
+        def digest(prompt: Prompt) -> str:
+            info = RunInfo.create(source, prompt)
+            return make_request_digest(info.prompt, info.inputs)
+
+        async def run(prompt: Prompt, run_id: str) -> Result[OutputT]:
+            return await self.run(source, prompt, run_id=run_id, **options)
+
+        return run_batch(run, digest, inputs, id, concurrency, ordered=ordered)
 
     async def render_metrics(self) -> str:
         """Return the metrics of this process and of its store in the text format of Prometheus."""

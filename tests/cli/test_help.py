@@ -96,7 +96,7 @@ def complete(shell: Shell, *words: str) -> list[str]:
 
 
 def test_the_shell_completes_commands_runs_and_states(shell: Shell) -> None:
-    assert complete(shell, "re") == ["resume", "recover"]
+    assert complete(shell, "re") == ["resume", "recover", "results"]
     assert complete(shell, "show", "r") == []  # no store yet, and no error
     for run_id in ("red", "rot", "blue"):
         shell.ok("submit", "sampler", "note", "--run-id", run_id)

@@ -36,6 +36,9 @@ from holdfast.stores.from_url import find_store
 
 _SETTINGS = CheckpointSettings()
 
+#: Records that `count` reads at a time.
+_COUNT_PAGE = 1_000
+
 NO_STORE = "this App has no store: give it one to submit, recover or resume runs"
 NOT_OPEN = "the App is not open: use it as `async with app:`"
 
@@ -190,6 +193,15 @@ class RunClient:
             InvalidCursor: the cursor is not one that this store has returned.
         """
         return await list_runs(self.open_store, limit=limit, cursor=cursor, **query)
+
+    async def count(self, **query: Unpack[RunQuery]) -> int:
+        """Return how many runs fit a query, as for `list`. Reads the records of all of them, a page at a time."""
+        found, cursor = 0, None
+        while True:
+            page = await self.list(limit=_COUNT_PAGE, cursor=cursor, **query)
+            found, cursor = found + len(page.runs), page.cursor
+            if cursor is None:
+                return found
 
     async def cancel(self, run_id: str) -> None:
         """Cancel a run and its unfinished children. If another process owns it, ask that process to.

@@ -1,0 +1,197 @@
+"""Commands for batches: map runs an agent for each line of a file, results prints what the runs of a batch returned."""
+
+import asyncio
+import csv
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Annotated, Any
+
+import typer
+
+from holdfast.app import App
+from holdfast.cli.listeners import ProgressListener
+from holdfast.cli.loading import build_app, load_object, select_agent_name
+from holdfast.cli.opening import open_client
+from holdfast.cli.options import (
+    QUERY_OPTIONS,
+    RUN_OPTIONS,
+    AgentOption,
+    CodeArgument,
+    CodeStoreOption,
+    QuietOption,
+    StoreOption,
+    take_options,
+)
+from holdfast.cli.output import CommandError, UsageError, format_error, format_value, print_diagnostic
+from holdfast.cli.run_session import run_app
+from holdfast.clock import CLOCK
+from holdfast.core.errors import RunInterrupted
+from holdfast.core.run.info import RunOptions
+from holdfast.core.run.waiting import RunWaiting
+from holdfast.runtime.batch import BatchItem
+from holdfast.runtime.reading.formatting import format_cost, format_duration
+from holdfast.runtime.reading.run_views import RunQuery
+
+_COLUMNS = ("run_id", "status", "output", "error", "cost_usd")
+_PAGE_SIZE = 200
+
+
+class BatchProgress:
+    """Counts the items of a batch, and shows them as one line."""
+
+    def __init__(self, total: int, *, shown: bool) -> None:
+        self._total, self._shown = total, shown and sys.stderr.isatty()
+        self._began = CLOCK.get().now()
+        self.done = self.failed = self.waiting = 0
+        self._cost = 0.0
+
+    def add(self, item: BatchItem[Any]) -> None:
+        """Count an item, and show the line on a terminal."""
+        if item.result is not None:
+            self.done += 1
+            self._cost += item.result.usage.cost_usd
+        elif isinstance(item.error, RunWaiting):
+            self.waiting += 1
+        else:
+            self.failed += 1
+        if self._shown:
+            print(f"\r\x1b[2K{self}", end="", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Print the line for the last time."""
+        print_diagnostic(f"\r{self}" if self._shown else str(self))
+
+    def __str__(self) -> str:
+        ended = self.done + self.failed + self.waiting
+        passed = CLOCK.get().now() - self._began
+        text = f"{ended} of {self._total}: {self.done} done, {self.failed} failed, {self.waiting} waiting"
+        text += f", {format_cost(self._cost)}" if self._cost else ""
+        if ended and passed.total_seconds() > 0:
+            text += f", {ended / passed.total_seconds():.1f} a second"
+            if left := self._total - ended:
+                text += f", {format_duration(passed / ended * left)} left"
+        return text
+
+
+@take_options("options", RUN_OPTIONS)
+def map(
+    code: CodeArgument,
+    prompts: Annotated[
+        Path, typer.Argument(metavar="FILE", help="CSV with a column prompt, or else one prompt a line.")
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Write the results here, as CSV.")],
+    batch_id: Annotated[
+        str, typer.Option("--id", metavar="ID", help="The id of the batch. Default: the name of the file.")
+    ] = "",
+    agent: AgentOption = "",
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", metavar="N", min=1, help="How many runs are in progress at once.")
+    ] = 16,
+    *,
+    options: RunOptions,
+    quiet: QuietOption = False,
+    store: CodeStoreOption = "",
+) -> None:
+    """Run an agent for each prompt of a file, and write the results as CSV, in the order of the file.
+
+    Ctrl-C stops it, and the same command continues: finished runs are not repeated, unfinished ones resume. Exits with
+    1 if a run failed or waits.
+    """
+    rows = read_rows(prompts)
+    app = build_app(load_object(code), code, store=store, create=True, listener=ProgressListener())
+    if app.store is None:
+        raise CommandError("this App has no store: name one with --store")
+    name, listener = select_agent_name(app, agent), ProgressListener()
+    progress = BatchProgress(len(rows), shown=not quiet)
+
+    async def work() -> bool:
+        with out.open("w", newline="", encoding="utf-8") as file:
+            return await _map(app, name, rows, batch_id or prompts.stem, concurrency, options, progress, file)
+
+    ended = asyncio.run(run_app(app, listener, work, on_force_quit=progress.close))
+    progress.close()
+    if not ended:
+        print_diagnostic("interrupted; start again to continue")
+        sys.exit(128 + (listener.stop_signal or 2))
+    sys.exit(1 if progress.failed or progress.waiting else 0)
+
+
+async def _map(
+    app: App,
+    agent: str,
+    rows: Sequence[Mapping[str, str]],
+    batch_id: str,
+    concurrency: int,
+    options: RunOptions,
+    progress: BatchProgress,
+    file: IO[str],
+) -> bool:
+    """Return whether the batch ended."""
+    more = [column for column in rows[0] if column not in _COLUMNS]
+    writer = csv.writer(file)
+    writer.writerow([*more, *_COLUMNS])
+    items = app.map(agent, [row["prompt"] for row in rows], id=batch_id, concurrency=concurrency, **options)
+    try:
+        async for item in items:
+            progress.add(item)
+            writer.writerow([*(rows[item.index][column] for column in more), *_format_item(item)])
+            file.flush()
+    except RunInterrupted:
+        return False
+    finally:
+        await items.aclose()
+    return True
+
+
+def _format_item(item: BatchItem[Any]) -> list[Any]:
+    if item.result is not None:
+        return [item.run_id, "done", format_value(item.result.output), "", item.result.usage.cost_usd or ""]
+    assert item.error is not None  # one of both is there
+    status = "waiting" if isinstance(item.error, RunWaiting) else "failed"
+    return [item.run_id, status, "", format_error(item.error), ""]
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file with a column `prompt`, or of a text file with one prompt a line.
+
+    Raises:
+        UsageError: it cannot be read, has no such column, or no prompt.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            if path.suffix.lower() == ".csv":
+                reader = csv.DictReader(file)
+                if "prompt" not in (reader.fieldnames or ()):
+                    raise UsageError(f"{path} has no column prompt: it has {', '.join(reader.fieldnames or ['none'])}")
+                rows = [{name: value or "" for name, value in row.items() if name} for row in reader]
+            else:
+                rows = [{"prompt": line.strip()} for line in file]
+    except (OSError, UnicodeDecodeError, csv.Error) as exc:
+        raise UsageError(f"{path} cannot be read: {exc}") from None
+    rows = [row for row in rows if row["prompt"]]
+    if not rows:
+        raise UsageError(f"{path} has no prompt")
+    return rows
+
+
+@take_options("query", QUERY_OPTIONS)
+def results(query: RunQuery, store: StoreOption = "") -> None:
+    """Print the outputs of runs as CSV, oldest first: of a batch with --label batch=ID."""
+    asyncio.run(_print_results(store, query))
+
+
+async def _print_results(store: str, query: RunQuery) -> None:
+    async with open_client(store) as client:
+        page = await client.list(limit=_PAGE_SIZE, **query)
+        runs = [*page.runs]
+        while page.cursor is not None:
+            page = await client.list(limit=_PAGE_SIZE, cursor=page.cursor, **query)
+            runs += page.runs
+        writer = csv.writer(sys.stdout)
+        writer.writerow(["prompt", *_COLUMNS])
+        for run in reversed(runs):
+            details = await client.get(run.run_id)
+            output = "" if details.output is None else format_value(details.output)
+            error = details.error or run.reason
+            writer.writerow([run.prompt, run.run_id, run.status.value, output, error, run.usage.cost_usd or ""])
