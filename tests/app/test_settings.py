@@ -12,7 +12,7 @@ from holdfast import Agent, App, CheckpointSettings, Reply, Retention, WorkerSet
 from holdfast.checkpoint.record import RunStatus
 from holdfast.checkpoint.store import iter_runs
 from holdfast.core.errors import DefinitionError
-from holdfast.runtime.options import AppOptions
+from holdfast.runtime.app_options import AppOptions
 from holdfast.stores.memory import MemoryStore
 
 AGENT = Agent(name="a", model=ScriptedModel("done"))

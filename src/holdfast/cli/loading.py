@@ -16,7 +16,7 @@ from holdfast.core.agents.agent import Agent, AgentSource
 from holdfast.core.ports import RunListener
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.run_events import Event
-from holdfast.runtime.options import AppOptions
+from holdfast.runtime.app_options import AppOptions
 
 
 def load_object(path: str) -> Any:

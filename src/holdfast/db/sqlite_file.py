@@ -123,7 +123,7 @@ class SqliteFile:
         with self.mapped_errors():
             for folder in reversed([folder for folder in self.path.parents if not folder.exists()]):
                 folder.mkdir(mode=_FOLDER_MODE, exist_ok=True)
-                _fsync_folder(folder.parent)
+                fsync_folder(folder.parent)
             if self.path.is_dir():
                 raise self._errors.other(f"{self.path} is a folder: name a file in it")
             if not self.path.exists():
@@ -288,8 +288,9 @@ def _identify_file(path: str) -> _FileIdentity:
     return found.st_dev, found.st_ino
 
 
-def _fsync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def fsync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:

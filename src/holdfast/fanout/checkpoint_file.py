@@ -15,6 +15,7 @@ import msgspec
 
 from holdfast.clock import CLOCK
 from holdfast.concurrency import THREADS
+from holdfast.db.sqlite_file import fsync_folder
 from holdfast.fanout.errors import CorruptCheckpoint, FanoutError
 from holdfast.fanout.responses import ModelResponse, ResponseSnapshot
 from holdfast.ids import make_id
@@ -196,7 +197,7 @@ def write_atomically(path: Path, data: bytes) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
-    _fsync_folder(path.parent)
+    fsync_folder(path.parent)
 
 
 def create_folder(folder: Path) -> None:
@@ -205,7 +206,7 @@ def create_folder(folder: Path) -> None:
     for each in reversed(missing):
         with contextlib.suppress(FileExistsError):
             each.mkdir(mode=0o700)
-        _fsync_folder(each.parent)
+        fsync_folder(each.parent)
 
 
 def remove_file(path: Path) -> None:
@@ -213,7 +214,7 @@ def remove_file(path: Path) -> None:
     if path.parent.is_dir():
         path.unlink(missing_ok=True)
         _remove_stale_files(path)
-        _fsync_folder(path.parent)
+        fsync_folder(path.parent)
 
 
 def _open_temporary(path: Path) -> tuple[Path, int]:
@@ -241,11 +242,3 @@ def _remove_stale_files(path: Path) -> None:
                 (path.parent / name).unlink()
             finally:
                 os.close(fd)
-
-
-def _fsync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
