@@ -19,7 +19,7 @@ from holdfast.core.run.messages import NO_USAGE, Usage, User
 from holdfast.core.run.state import RunState
 from holdfast.core.run.status import AttemptEnd
 
-# -- 1: over is over --------------------------------------------------------------------------------------------------
+# -- 1: an end is final -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("end", ["complete", "fail", "cancel"])
@@ -263,7 +263,7 @@ async def test_a_claim_is_proven_by_a_write_unless_one_was_just_made(harness: Ch
 
 
 class LateStore(ProbeStore):
-    """Takes writes at once; the answers to some come a minute later, when somebody else may own the run."""
+    """Accepts writes at once; the answers to some come a minute later, when another worker may own the run."""
 
     def __init__(self, harness: CheckpointerHarness, *, late: int, stolen: bool) -> None:
         super().__init__(harness.inner)

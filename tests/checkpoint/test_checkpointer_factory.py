@@ -1,4 +1,4 @@
-"""The factory mints one handle per run, and says what happens when it cannot."""
+"""The factory makes one checkpointer per run, and reports why if it cannot."""
 
 import asyncio
 import logging
@@ -368,7 +368,7 @@ async def test_who_meets_a_child_again_waits_until_a_cancelled_meeting_has_left_
     second = asyncio.create_task(life.checkpoints.attach_child(CHILD, NATIVE_CODEC))
     answer.set()
     assert isinstance(await second, Resumption)
-    # Else the late claim would have taken the child from whoever drives it.
+    # Otherwise the late claim would have taken the child from the worker that executes it.
     assert life.store.write_calls[-3:] == ["claim", "release", "claim"]
 
 

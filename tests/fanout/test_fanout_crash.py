@@ -1,4 +1,4 @@
-"""A fan-out that is killed again and again asks nothing twice that was answered and kept."""
+"""A fan-out that is killed repeatedly does not repeat a call whose answer was kept."""
 
 import os
 import random

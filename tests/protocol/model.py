@@ -84,7 +84,7 @@ class Run:
     #: Who wrote each entry, and under which token.
     written_by: tuple[tuple[int, int], ...] = ()
     effects: tuple[int, ...] = ()
-    #: Entries of which some worker was told that they are safe.
+    #: Entries that the store has acknowledged to a worker.
     acknowledged: frozenset[Entry] = frozenset()
 
     @property

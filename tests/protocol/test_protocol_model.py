@@ -139,7 +139,7 @@ class Protocol:
     world: FarSide
     in_doubt: InDoubt
     intent_first: bool
-    #: What workers were told is safe.
+    #: What the store has acknowledged to workers.
     acknowledged: list[Entry] = field(default_factory=list)
 
     def drive(self, token: int) -> Action[None]:

@@ -1,4 +1,4 @@
-"""A budget is told of everything before a run is gone: a crash after that could not be made good."""
+"""A budget gets the whole usage before a run is removed: after a crash in between it could not be recovered."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from holdfast.core.run.state import RunState
 
 
 class WatchfulBudget:
-    """Looks, whenever it is told what was used, which runs the store has."""
+    """Looks up, at each commit, which runs the store has."""
 
     def __init__(self) -> None:
         self.app: App | None = None

@@ -1,4 +1,4 @@
-"""Cancelling a run that nobody drives, and that has started runs of its own."""
+"""Cancelling a run that no worker executes, and that has started child runs."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""Cancelling a run that is driven, while runs that it has started are not."""
+"""Cancelling a run that a worker executes, while no worker executes its child runs."""
 
 import asyncio
 from collections.abc import Collection
@@ -29,7 +29,7 @@ _HARMLESS = {
 
 
 class Family:
-    """A run that starts one, which starts two: one that waits for a person, and one that waits for ever."""
+    """A run that starts one, which starts two: one that waits for a person, and one that waits indefinitely."""
 
     def __init__(self) -> None:
         self.begun, self.may_start, self.waits = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -64,7 +64,7 @@ class Family:
 
 
 async def left_family(url: str) -> None:
-    """A family that nobody drives, and that recovery goes on with."""
+    """A family that no worker executes, and that recovery resumes."""
     family = Family()
     family.may_start.set()
     async with App(family.agents, url, worker=False) as app:

@@ -1,4 +1,4 @@
-"""A claim that this process does not use is put back, and leaves the run as it was."""
+"""A claim that this process does not use is released, and leaves the run as it was."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence

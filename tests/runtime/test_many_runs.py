@@ -1,4 +1,4 @@
-"""Thousands of runs: recovery holds a few of them at a time, and an idle process costs the same however many it drives.
+"""Thousands of runs: recovery holds a few of them at a time, and an idle process costs the same for any number.
 
 How long that takes is measured by `bench/parts/recovery.py`; here it is counted.
 """

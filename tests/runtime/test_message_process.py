@@ -1,4 +1,4 @@
-"""What was said to a run is said to it in its next process, if this one shut down before a step could take it."""
+"""A message reaches the run in its next process, if this one shut down before a step could read it."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""A resumed run whose agent cannot be built is retried some times, and then parked with the reason."""
+"""A resumed run whose agent cannot be built is retried a few times, and then parked with the reason."""
 
 from collections.abc import Sequence
 
@@ -32,7 +32,7 @@ class Persona:
 
 
 class Host:
-    """An App that recovers when it is told to, on a clock of its own."""
+    """An App that recovers on request, with its own clock."""
 
     def __init__(self, *agents: Persona | Agent) -> None:
         self.clock = ManualClock()

@@ -1,4 +1,4 @@
-"""A store that fails for a moment keeps no run with a worker that does not drive it."""
+"""After a short failure of the store no worker keeps a run that it does not execute."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

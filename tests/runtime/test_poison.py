@@ -1,4 +1,4 @@
-"""A run that takes its process down again and again is parked, and resumes when a person unparks it."""
+"""A run that repeatedly takes its process down is parked, and resumes when a person unparks it."""
 
 import signal
 

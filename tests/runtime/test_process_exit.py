@@ -1,4 +1,4 @@
-"""A tool that calls `sys.exit` ends its process: other runs continue elsewhere, and its own is parked in the end."""
+"""A tool that calls `sys.exit` ends its process: other runs continue elsewhere, and its own run is finally parked."""
 
 import asyncio
 import subprocess

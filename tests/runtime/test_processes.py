@@ -1,4 +1,4 @@
-"""Several processes on one store: what one submits, another drives, a third waits for."""
+"""Several processes on one store: one submits a run, another executes it, a third waits for it."""
 
 import asyncio
 import signal

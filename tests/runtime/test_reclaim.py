@@ -1,4 +1,4 @@
-"""A worker that lost a run in the middle of a long call, and then is the one to take it over again."""
+"""A worker that lost a run in the middle of a long call, and then claims it again."""
 
 import asyncio
 from collections.abc import Sequence

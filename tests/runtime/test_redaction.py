@@ -1,4 +1,4 @@
-"""Runs whose secrets are not stored: they are known again, found and resumed like any other."""
+"""Runs whose secrets are not stored: they are recognized, found and resumed like any other."""
 
 import logging
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A second Ctrl-C ends the process, and not the run."""
+"""A second Ctrl-C ends the process, not the run."""
 
 import asyncio
 import signal

@@ -1,4 +1,4 @@
-"""A VFS that writes down what SQLite does to its files, and the folders that a power cut at any moment may leave.
+"""A VFS that records what SQLite does to its files, and the folders that a power cut at any moment may leave.
 
 Of what was not synced, each sector of each write and each change of a file's length may or may not have reached the
 disk. A file's name is sure once the file, or a newer one in its folder, was synced: SQLite's own VFS syncs the folder

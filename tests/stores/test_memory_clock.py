@@ -1,4 +1,4 @@
-"""The memory store goes by the clock it was given."""
+"""The memory store uses the clock that it was given."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -161,7 +161,7 @@ async def test_damage_of_every_kind_is_found(url: str, store: PostgresStore, spo
 
 
 class TestDurability:
-    """What the server is told about its disk, noted by the server itself when it writes an entry."""
+    """The `synchronous_commit` setting of each write, as the server notes it when it writes an entry."""
 
     @pytest.mark.parametrize(("durability", "expected"), [("full", "on"), ("process", "off")])
     async def test_saves_wait_for_the_disk_unless_told_otherwise(
@@ -172,7 +172,7 @@ class TestDurability:
             claim = await create_claimed(store, await add_worker(store))
             await store.append(claim, make_append(1, b"more"))
             await store.append(claim, make_append(2, b"more"))
-            # A token that was forgotten in a crash would be given to somebody else: granting one always waits.
+            # A token lost in a crash would be granted to another worker too: a commit that grants one always waits.
             assert done(url, "select waits from noted order by seq") == [("on",), (expected,), (expected,)]
 
 
@@ -247,7 +247,7 @@ class TestWhatIsLeftOver:
 
 
 async def _lengthen(url: str, run_id: str, count: int) -> None:
-    """Give a run that has one segment so many."""
+    """Give a run that has one segment `count` segments."""
     done(
         url,
         f"""

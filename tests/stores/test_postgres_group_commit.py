@@ -1,4 +1,4 @@
-"""Many runs that write at once: few batches, and everybody hears of his own."""
+"""Many runs that write at once: few batches, and each caller gets its own outcome."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -19,7 +19,7 @@ from holdfast.testing.store_processes.store_under_test import (
     make_run,
 )
 
-#: More than are told at once what came of their writes.
+#: More than the number of futures that are resolved in one turn of the event loop.
 MANY = 100
 
 

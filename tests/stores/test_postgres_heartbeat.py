@@ -1,4 +1,4 @@
-"""A server that falls silent in the middle of a heartbeat."""
+"""A server that stops answering in the middle of a heartbeat."""
 
 import asyncio
 import sys

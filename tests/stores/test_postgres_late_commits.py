@@ -262,7 +262,7 @@ async def test_a_submitted_run_stays_because_others_may_have_seen_it(
 ) -> None:
     await unanswered(store.create(make_run()))
     with pytest.raises(RunExists):
-        await witness.create(make_run())  # who is told so takes it for submitted
+        await witness.create(make_run())  # a caller that gets this error takes the run for submitted
     await store.create(make_run("another"))
     assert await list_run_ids(witness) == ["run-1", "another"]
 
@@ -281,11 +281,11 @@ async def test_another_run_of_that_name_is_neither_touched_nor_taken_for_it(
 ) -> None:
     await unanswered(store.create(make_run()))
     await witness.remove("run-1")
-    await witness.create(make_run("run-1", b"of somebody else"))
+    await witness.create(make_run("run-1", b"of another caller"))
     await store.create(make_run("another"))
     with pytest.raises(RunExists):
         await store.create(make_run("run-1", b"a third"))
-    assert await load_bodies(witness) == [b"of somebody else"]
+    assert await load_bodies(witness) == [b"of another caller"]
 
 
 async def test_another_ending_is_refused(store: PostgresStore, unanswered: Unanswered) -> None:

@@ -1,4 +1,4 @@
-"""Connections that are cut at the worst moment: nothing is lost, nothing is done twice, and nobody guesses."""
+"""Connections that are cut at the worst moment: nothing is lost, nothing is done twice, and no outcome is guessed."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -155,7 +155,7 @@ async def test_a_batch_that_the_server_still_works_on_is_not_written_beside_it(
     async with fail_after_timeout():
         await writing
     assert await load_bodies(store) == [b"begin", b"once"]
-    await store.append(claim, make_append(2, b"goes on"))
+    await store.append(claim, make_append(2, b"continues"))
 
 
 async def _two_writes_wait(url: str) -> bool:

@@ -59,7 +59,7 @@ class _Driver:
             self.acknowledged.append(body)
 
     async def further(self, writes: int) -> None:
-        """Returns once so many more were acknowledged."""
+        """Return once this many further writes were acknowledged."""
         goal = len(self.acknowledged) + writes
         while len(self.acknowledged) < goal:  # noqa: ASYNC110  an event for each write would change their rhythm
             await asyncio.sleep(0.005)
@@ -76,7 +76,7 @@ async def test_a_restart_under_many_writes_loses_and_doubles_nothing(
             tasks.create_task(driver.drive(worker, stop))
         for _ in range(RESTARTS):
             await asyncio.gather(*(driver.further(3) for driver in drivers))
-            # Each of them has a write under way at any moment.
+            # Each of them has a write in progress at any moment.
             await asyncio.to_thread(server.stop, crash=crash)
             await asyncio.to_thread(server.start)
         await asyncio.gather(*(driver.further(3) for driver in drivers))

@@ -1,4 +1,4 @@
-"""The schema: made, shared, refused."""
+"""The schema: created, migrated by several processes at once, refused."""
 
 import asyncio
 import re

@@ -61,7 +61,7 @@ def read_ledger(folder: Path) -> list[tuple[str, str, int]]:
 
 
 async def wait_for_calls(folder: Path, more: int) -> None:
-    """Return when each run of the older worker has made so many calls more."""
+    """Return when each run of the older worker has made this many further calls."""
     before = Counter(run_id for run_id, _, _ in read_ledger(folder))
 
     async def made() -> bool:

@@ -1,4 +1,4 @@
-"""Whose turn it is, and who is alive, as far as it is the SQLite store's own doing."""
+"""The order of claims, and the liveness of workers, where the SQLite store decides them."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The SQLite store's file: how it comes into being, and which files it takes."""
+"""The SQLite store's file: how it is created, and which files are accepted."""
 
 import asyncio
 import contextlib

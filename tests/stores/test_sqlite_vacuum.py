@@ -1,4 +1,4 @@
-"""What the file takes: as much as the transcripts need, and no more for long."""
+"""The size of the file: what the transcripts need, and not much more for long."""
 
 import asyncio
 from collections.abc import AsyncIterator

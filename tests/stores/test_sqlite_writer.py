@@ -73,11 +73,11 @@ async def test_a_lone_run_in_a_hurry_is_written_as_any_other(
         with pytest.raises(ClaimLost):
             await store.append(Claim(run_id="run-1", worker_id=worker, token=999, strikes=1), make_append(100, b"late"))
         await store.append(claim, make_append(100, b"compacted", rewrite=True))
-        await store.append(claim, make_append(101, b"goes on"))
+        await store.append(claim, make_append(101, b"continues"))
         await store.release(claim, Release(status=RunStatus.PARKED, entries=make_entries(102, b"the end")))
         with pytest.raises(ClaimLost):
             await store.append(claim, make_append(103, b"late"))
-        assert await load_bodies(store) == [b"compacted", b"goes on", b"the end"]
+        assert await load_bodies(store) == [b"compacted", b"continues", b"the end"]
         await store.remove("run-1")
     async with opened(tmp_path / "runs.db") as store:
         assert [record async for record in iter_runs(store)] == []
@@ -122,7 +122,7 @@ async def test_a_caller_that_goes_away_harms_no_other(tmp_path: Path) -> None:
             found = await load_bodies(store, claim.run_id)
             whole = [b"begin", b"one", b"two"]
             assert found == whole or (n % 2 == 0 and found == [b"begin"]), "all of it, or nothing"
-            await store.append(claim, make_append(len(found), b"goes on"))
+            await store.append(claim, make_append(len(found), b"continues"))
 
 
 async def test_a_claim_taken_by_another_process_is_noticed_by_a_writer_that_remembers(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Calls whose child runs wait: made again when the child may continue, woken whatever the sender's process does."""
+"""Calls whose child runs wait: repeated when the child may continue, woken even if the sender's process dies."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Which tool calls have a result, as the native loop tells it. The adapter's is in tests/adapters."""
+"""Which tool calls have a result, as the native loop reports it. The adapter's is in tests/adapters."""
 
 from collections.abc import Sequence
 

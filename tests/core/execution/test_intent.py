@@ -1,4 +1,4 @@
-"""The reply that asks for tools is written before a once tool starts, and beside harmless ones."""
+"""The reply that asks for tools is written before a once tool starts, and while pure and idempotent ones run."""
 
 import asyncio
 import itertools
@@ -87,7 +87,7 @@ async def test_a_run_that_was_lost_is_stopped_by_what_it_writes_beside_its_tool(
     clock = ManualClock()
     host, slow = SimulatedHost(clock=clock), Slow()
     run = await begun(host, slow)
-    await host.inner.claim("r", "somebody else", steal=True)
+    await host.inner.claim("r", "another worker", steal=True)
     await clock.advance(INTENT_DELAY)
     with pytest.raises(ClaimLost):
         await run
@@ -148,7 +148,7 @@ async def test_a_throttle_does_not_hold_back_the_reply_that_asks_for_an_idempote
     assert host.store.kinds == [BEGUN, [EntryKind.MESSAGE]][:writes]
     slow.go_on.set()
     await run
-    # What the call gave is held back: with its key it may be made again.
+    # The result is not written at once: with its key the call may be repeated.
     assert len(host.store.kinds) == writes
 
 

@@ -1,4 +1,4 @@
-"""Messages of content parts, such as pictures, to runs and conversations under way, for both loops."""
+"""Messages of content parts, such as pictures, to runs and conversations in progress, for both loops."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Shutting down: every run comes to its next boundary, or is stopped where it is, and is left for recovery."""
+"""Shutting down: every run reaches its next step boundary, or is stopped within its step, and is left for recovery."""
 
 import asyncio
 from collections.abc import Sequence

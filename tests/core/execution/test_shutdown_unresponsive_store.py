@@ -1,4 +1,4 @@
-"""Shutting down while the store does not answer: the grace is kept, and the runs are left as they were last saved."""
+"""Shutting down while the store does not answer: the timeout holds, and the runs are left as they were last saved."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Tools that run in threads, which cannot be stopped half-way."""
+"""Tools that run in threads, which cannot be stopped midway."""
 
 import asyncio
 import threading

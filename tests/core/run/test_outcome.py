@@ -1,4 +1,4 @@
-"""What becomes of a run's checkpoint on every way out of it."""
+"""The state of a run's checkpoint after every way in which the run can end."""
 
 import asyncio
 import logging
@@ -252,7 +252,7 @@ async def test_a_failure_while_building_the_agent_fails_the_run() -> None:
         await host.executor.run(BrokenSource(), "go")
     assert await host.list_records() == []
 
-    # One that is in the store already: it is not left there as if a worker drove it.
+    # One that is already in the store: it is not left there as if a worker executed it.
     with pytest.raises(HostStopping):
         await SimulatedHost(host.inner, shutdown_exceptions=(HostStopping,)).executor.run(
             agent_that_raises(HostStopping()), "go", run_id="r"

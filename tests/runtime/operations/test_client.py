@@ -1,4 +1,4 @@
-"""What a person does to runs: resume a failed one, answer for a call in doubt, fork, and what is kept for how long."""
+"""What a person does to runs: resume a failed one, resolve a call in doubt, fork; and how long runs are kept."""
 
 import asyncio
 import signal
@@ -158,7 +158,7 @@ async def test_a_fork_of_a_throttled_run_has_nothing_of_the_step_with_which_its_
 
 
 async def in_doubt(harness: ProcessHarness, app: App) -> None:
-    """A run that was taken down by a call which nobody may make again, parked for a person."""
+    """A run that is parked for a person after a crash in a `once` call, which no worker may repeat."""
     await app.submit("errand", "charge note", run_id="r")
     child = harness.start("recover")
     child.communicate(timeout=60)

@@ -1,4 +1,4 @@
-"""A pick is a row beside the runs: the newest counts, an empty one takes it back, and it goes with its run."""
+"""A pick is a row beside the runs: the newest counts, an empty one takes it back, and it is removed with its run."""
 
 from pathlib import Path
 

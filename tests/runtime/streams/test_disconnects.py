@@ -1,4 +1,4 @@
-"""Whatever is done to a run, and whenever a watcher leaves and returns, it gets the same durable events."""
+"""A watcher gets the same durable events whatever happens to the run, and whenever it leaves and returns."""
 
 import asyncio
 from collections.abc import AsyncGenerator

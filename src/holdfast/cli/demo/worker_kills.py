@@ -28,7 +28,7 @@ _RESUME_TIMEOUT = timedelta(seconds=20)
 
 
 class KilledFleet:
-    """Two worker processes. The one that executes a research run is killed again and again, and replaced."""
+    """Two worker processes. The one that executes a research run is killed repeatedly, and replaced."""
 
     def __init__(self, app: App, store_url: str, kill_interval: float = KILL_INTERVAL) -> None:
         self._app, self._store_url, self._kill_interval = app, store_url, kill_interval

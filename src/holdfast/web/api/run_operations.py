@@ -239,7 +239,7 @@ RUN_OPERATIONS = (
         path="/runs/{run_id}",
         handler=get_run,
         scope="read",
-        summary="The present state of a run.",
+        summary="The current state of a run.",
         response=RunDetails,
     ),
     Operation(

@@ -1,4 +1,4 @@
-"""The turns of a conversation for a front end: those that are over as history, the present one as a stream."""
+"""The turns of a conversation for a front end: those that have ended as history, the current one as a stream."""
 
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing, suppress

@@ -55,7 +55,7 @@ class VercelAIServer:
         return Response(status_code=204) if turn_id is None else self._respond(principal, conversation, turn_id, set())
 
     async def get_messages(self, request: Request) -> Response:
-        """Return the messages of a chat: those of the turns that are over, and the message of the present one."""
+        """Return the messages of a chat: those of the turns that have ended, and the message of the current one."""
         principal = await self._chat.authenticate(request, "read")
         conversation = await self._chat.open(request, principal, request.path_params["chat_id"])
         turns = await read_history(self._chat.app, conversation.run_id)
