@@ -1,6 +1,7 @@
 """A run id is an identity: until its retention has passed, nothing under it happens twice."""
 
 import asyncio
+import logging
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -8,6 +9,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from tests.core.null_listener import NullListener
+from tests.probe_store import ProbeStore
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, App, CheckpointSettings, Reply, Retention, ToolResult, tool
@@ -15,6 +18,7 @@ from holdfast.checkpoint.errors import RunBusy, RunConflict, RunNotFound
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core import Message, ToolSchema
 from holdfast.core.errors import RunCancelled, RunFailed
+from holdfast.core.run.info import RunInfo
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.manual_clock import ManualClock
 
@@ -211,3 +215,26 @@ async def test_finished_runs_are_kept_with_their_transcript(prompt: str, status:
         kept = stored.record.expires_at - stored.record.updated_at
         assert abs(kept - timedelta(days=days)) < timedelta(minutes=1)
         assert len(stored.entries) > 1
+
+
+async def test_the_loser_of_two_runs_with_one_new_id_reports_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    class Listener(NullListener):
+        def __init__(self) -> None:
+            self.errors: list[BaseException] = []
+
+        async def on_error(self, info: RunInfo, error: BaseException) -> None:
+            self.errors.append(error)
+
+    agent, listener, store = Agent(name="a", model=ScriptedModel("done")), Listener(), MemoryStore()
+    async with App([agent], store, worker=False) as winner:
+
+        async def let_winner_run(method: str) -> None:
+            if method == "create":
+                await winner.run("a", "go", run_id="r")
+
+        async with App([agent], ProbeStore(store, before=let_winner_run), worker=False, listener=listener) as loser:
+            assert (await loser.run("a", "go", run_id="r")).output == "done"
+            ends = {name: counters.attempts for name, counters in loser.metrics.agents.items()}
+    assert listener.errors == []
+    assert ends == {"a": {"lost": 1}}
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []

@@ -116,6 +116,8 @@ class RunExists(CheckpointError, RunError):
     What to do: Use another id, or attach to the run with `App.run` or `App.result`.
     """
 
+    is_elsewhere = True
+
     def __init__(
         self, run_id: str, advice: str = "choose another id, or resume that run", *, begin: bytes | None = None
     ) -> None:

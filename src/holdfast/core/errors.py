@@ -17,6 +17,9 @@ class RunError(HoldfastError):
     What to do: The subclass says why, and whether the run can be resumed.
     """
 
+    #: The run is another attempt's: the one that raises this has executed nothing of it.
+    is_elsewhere: bool = False
+
 
 class RunAlreadyRunning(RunError):
     """This executor already executes a run with this id.

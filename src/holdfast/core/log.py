@@ -104,6 +104,8 @@ def _describe_end(end: AttemptEnd, error: BaseException | None, steps: int) -> t
             return logging.INFO, f"waits after step {steps} for {_describe_wait(error)}"
         case AttemptEnd.PARKED if isinstance(error, RunParked):
             return logging.WARNING, f"parked after step {steps}: {error.message}"
+        case AttemptEnd.LOST if error is None:
+            return logging.INFO, "not executed here: another attempt has created it"
         case AttemptEnd.LOST:
             return logging.WARNING, f"lost after step {steps}: another worker owns it"
         case AttemptEnd.INTERRUPTED | AttemptEnd.FAILED if error is not None:

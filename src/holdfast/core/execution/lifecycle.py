@@ -261,6 +261,10 @@ async def finalize(attempt: Attempt, error: BaseException | None, result: Stored
     Args:
         result: if the run succeeded.
     """
+    if isinstance(error, RunError) and error.is_elsewhere and not attempt.saver.is_stored:
+        # Another attempt has created the run, which is fine: the caller follows it.
+        attempt.observers.emit(AttemptEnded(end=AttemptEnd.LOST))
+        return error
     end = attempt.stop_state.classify_error(error)
     is_turn_end = ends_turn(attempt, end, error)
     attempt.observers.emit(AttemptEnding(end=end))

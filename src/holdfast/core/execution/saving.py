@@ -61,7 +61,7 @@ class Saver:
         #: Ends the checkpoint, once the attempt's task is done.
         self.finalize_task: asyncio.Task[BaseException | None] | None = None
         #: The run is in the store.
-        self._is_stored = checkpointer is not None
+        self.is_stored = checkpointer is not None
         #: When the run would have started if it had never been interrupted.
         self._started_at = clock.monotonic() - state.elapsed.total_seconds()
 
@@ -119,7 +119,7 @@ class Saver:
             log.warning("run %s: a save failed, the next one will carry it: %s", self._run_id, exc)
             saved = False
         else:
-            self._is_stored = True
+            self.is_stored = True
             self._observers.emit(Saved(self._clock.monotonic() - started_at))
         if is_own_task and self._stop_state.is_stopped:
             raise asyncio.CancelledError
@@ -163,7 +163,7 @@ class Saver:
             self.background_writes.discard(task)
 
     def _make_error(self, error: Exception) -> RunError:
-        if not self._is_stored:
+        if not self.is_stored:
             return NotDurable(f"run {self._run_id} was refused: it could not be recorded: {error}")
         return SaveFailed(f"run {self._run_id} could not be saved and waits for recovery: {error}")
 
