@@ -2,7 +2,7 @@
 
 from holdfast.core.agents.waiting_tools import ask_person, sleep, wait_for
 from holdfast.core.workflow.definition import Workflow, workflow
-from holdfast.core.workflow.recorded import call, first, now, random, run_agent, uuid4
+from holdfast.core.workflow.recorded import call, first, map_items, now, random, run_agent, saga, uuid4
 from holdfast.core.workflow.step_errors import AmbiguousStep, StepCancelled, StepDenied, StepFailed, StepTimeout
 
 __all__ = [
@@ -15,9 +15,11 @@ __all__ = [
     "ask_person",
     "call",
     "first",
+    "map_items",
     "now",
     "random",
     "run_agent",
+    "saga",
     "sleep",
     "uuid4",
     "wait_for",

@@ -132,9 +132,9 @@ async def shop(cities: list[int]) -> dict[str, Any]:
     }
 
 
-async def run(url: str, report: Path) -> None:
+async def run(url: str, report: Path, run_id: str) -> None:
     async with App([shop], KillingStore(store_from_url(url)), worker=False) as app:
-        result = await app.run(shop, inputs={"cities": [1, 2, 3]}, run_id="shop-1")
+        result = await app.run(shop, inputs={"cities": [1, 2, 3]}, run_id=run_id)
         report.write_text(json.dumps(result.output))
 
 
@@ -143,7 +143,7 @@ def run_in_child(url: str, folder: Path, kill_at: int) -> tuple[int, int]:
     pid = os.fork()
     if pid == 0:
         POINTS.kill_at, POINTS.ledger = kill_at, folder / "ledger"
-        asyncio.run(run(url, folder / "output.json"))
+        asyncio.run(run(url, folder / "output.json", folder.name))
         (folder / "points").write_text(str(POINTS.count))
         os._exit(0)
     _, status = os.waitpid(pid, 0)
@@ -154,7 +154,7 @@ def run_in_child(url: str, folder: Path, kill_at: int) -> tuple[int, int]:
 def make_trial(template: str, root: Path, kill_at: int) -> dict[str, Any]:
     folder = root / f"trial-{kill_at}"
     folder.mkdir()
-    url = template.replace("{folder}", str(folder)).replace("{number}", str(kill_at))
+    url = template.replace("{folder}", str(folder))
     ended_by, points = run_in_child(url, folder, kill_at)
     if kill_at and ended_by != signal.SIGKILL:
         return {"killed": False}

@@ -191,6 +191,13 @@ class AgentOptions(TypedDict, total=False):
 
 
 @runtime_checkable
+class ToolSource(Protocol):
+    """What is not a tool and can be made one, such as a workflow."""
+
+    def to_tool(self) -> Tool: ...
+
+
+@runtime_checkable
 class AgentSource(Protocol[OutputT_co]):
     """Builds an agent when a run begins or is resumed. An `Agent` is one.
 
@@ -258,7 +265,9 @@ def _to_text(value: Any) -> str:
 
 
 def _to_tool(given: Tool | Callable[..., Any]) -> Tool:
-    return given if isinstance(given, Tool) else Tool(given)
+    if isinstance(given, Tool):
+        return given
+    return given.to_tool() if isinstance(given, ToolSource) else Tool(given)
 
 
 def _resolve_phase_tools(

@@ -53,6 +53,9 @@ UNKNOWN: Final = Reconciliation.UNKNOWN
 #: Finds the outcome of a call, from its identity and arguments.
 Reconcile = Callable[[ToolContext], Awaitable[Completed | Reconciliation]]
 
+#: Undoes a call, given the call and its result. Sync or async.
+Undo = Callable[[ToolContext, Any], Any]
+
 
 class CallRequest(ABC):
     """A tool call that the kernel can execute. Each loop has a subclass, which knows the form of its results."""

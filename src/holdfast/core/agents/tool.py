@@ -12,7 +12,7 @@ from typing import Any, get_args, overload
 
 import msgspec
 
-from holdfast.core.agents.calls import Effect, EffectName, InDoubt, OnError, Reconcile
+from holdfast.core.agents.calls import Effect, EffectName, InDoubt, OnError, Reconcile, Undo
 from holdfast.core.agents.retry import Retry
 from holdfast.core.agents.tool_context import find_workflow
 from holdfast.core.agents.tool_threads import call_in_thread
@@ -203,6 +203,7 @@ class Tool:
         "policy",
         "schema",
         "timeout",
+        "undo",
     )
 
     def __init__(
@@ -219,6 +220,7 @@ class Tool:
         timeout: timedelta | None = None,
         approval: Approval = False,
         errors: Iterable[type[Exception]] = (),
+        undo: Undo | None = None,
     ) -> None:
         """Make a tool of `function`, sync or async. A sync one runs in a thread.
 
@@ -231,6 +233,8 @@ class Tool:
                 thread cannot be.
             errors: exceptions that a workflow gets as they are, recreated from their arguments. It gets others as
                 `StepFailed`.
+            undo: undoes a call, for a workflow that fails after it. It gets the call and its result, and may be
+                repeated: use `current_call().idempotency_key`.
 
         Raises:
             DefinitionError: the signature cannot be described, or the options contradict each other.
@@ -253,6 +257,9 @@ class Tool:
         self.on_error = on_error
         self.timeout: timedelta | None = _check_timeout(self.name, timeout)
         self.errors: tuple[type[Exception], ...] = _check_errors(self.name, errors)
+        if undo is not None:
+            check_callable(f"tool {self.name}: undo", undo)
+        self.undo = undo
         self._signature = Signature(function)
         #: Whether a call runs in a thread, which cannot be cancelled. An object with an async `__call__` does not.
         self.in_thread: bool = not any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
@@ -353,6 +360,7 @@ def tool(
     timeout: timedelta | None = None,
     approval: Approval = False,
     errors: Iterable[type[Exception]] = (),
+    undo: Undo | None = None,
 ) -> Callable[[Callable[..., Any]], Tool]: ...
 def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a `Tool` of a function, as a decorator with or without options. The options are those of `Tool`."""

@@ -6,6 +6,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Generic, overload
 
 from holdfast.core.agents.agent import Agent, Bounds
+from holdfast.core.agents.agent_tools import to_tool_name
+from holdfast.core.agents.calls import Effect
+from holdfast.core.agents.tool import Tool
+from holdfast.core.agents.tool_context import current_call
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.result import OutputT
 from holdfast.core.validation import check_callable, check_text, check_type
@@ -57,6 +61,16 @@ class Workflow(Generic[OutputT]):
     def __call__(self, *args: Any, **kwargs: Any) -> Awaitable[OutputT]:
         """Call the function itself: nothing is recorded, for tests and as a part of another workflow."""
         return self.function(*args, **kwargs)
+
+    def to_tool(self) -> Tool:
+        """Return the workflow as a tool of an agent. Each call is a child run; a repeated call attaches to it."""
+
+        @functools.wraps(self.function)
+        async def call(**arguments: Any) -> Any:
+            prompt = arguments.pop("prompt", "")
+            return (await current_call().run(self, prompt, inputs=arguments)).output
+
+        return Tool(call, name=to_tool_name(self.name), description=self.description, effect=Effect.IDEMPOTENT)
 
     def __repr__(self) -> str:
         return f"Workflow({self.name!r})"

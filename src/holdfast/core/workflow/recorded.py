@@ -1,10 +1,11 @@
 """What the code of a workflow calls beside tools: other agents, plain functions, the time, random values, races."""
 
+import asyncio
 import functools
 import inspect
 import typing
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -12,9 +13,10 @@ from holdfast.core.agents.agent import AgentSource
 from holdfast.core.agents.calls import Effect
 from holdfast.core.agents.tool_context import find_workflow
 from holdfast.core.errors import DefinitionError, RunError
-from holdfast.core.validation import check_text
+from holdfast.core.validation import check_count, check_text
 from holdfast.core.workflow.first import Race
 from holdfast.core.workflow.step_calls import AgentStep, FunctionStep, ValueStep
+from holdfast.core.workflow.undo import Saga
 from holdfast.core.workflow.workflow_run import WorkflowRun
 from holdfast.ids import draw_between, make_uuid
 
@@ -41,6 +43,49 @@ async def first(**branches: Awaitable[Any]) -> tuple[str, Any]:
         RunError: not called by the function of a workflow.
     """
     return await Race(current_workflow("first"), branches).run()
+
+
+def saga(key: str | None = None) -> Saga:
+    """Undo the steps that are made within `async with saga():` if it is left by an exception, the last step first.
+
+    Each undo is recorded and retried. Then the exception is raised, and the function may catch it and continue. When a
+    whole workflow fails, its steps are undone without this.
+
+    Args:
+        key: tells it apart from the sagas of other tasks.
+
+    Raises:
+        RunError: not called by the function of a workflow.
+    """
+    return Saga(current_workflow("saga"), key=key)
+
+
+async def map_items(function: Callable[[Any], Awaitable[Any]], items: Iterable[Any], *, limit: int = 8) -> list[Any]:
+    """Call `function` with each item, at most `limit` at the same time, and return the results in order.
+
+    The steps within are recorded one by one: a resumed workflow makes those that are missing. An exception of one item
+    cancels the others.
+
+    Raises:
+        RunError: not called by the function of a workflow.
+    """
+    run = current_workflow("map_items")
+    check_count("limit", limit)
+    slots = asyncio.Semaphore(limit)
+
+    async def call_one(item: Any) -> Any:
+        async with slots:
+            return await function(item)
+
+    tasks = [asyncio.ensure_future(call_one(item)) for item in items]
+    run.suspension.join({*tasks})
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        run.suspension.end_join()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def call(

@@ -139,7 +139,7 @@ class StepCall(CallRequest):
 class ToolStep(StepCall):
     """A call of a tool."""
 
-    __slots__ = ("_tool", "_validated")
+    __slots__ = ("_tool", "_validated", "undo")
 
     def __init__(self, attempt: Attempt, tool: Tool, arguments: Mapping[str, Any], key: str | None) -> None:
         """Make the step.
@@ -159,7 +159,7 @@ class ToolStep(StepCall):
             reconcile=policy.reconcile,
             in_thread=tool.in_thread,
         )
-        self._tool = tool
+        self._tool, self.undo = tool, tool.undo
         self._validated = self._check(self.arguments)
         self.approval = policy.request_approval(self._validated)
 
@@ -218,8 +218,10 @@ class ValueStep(StepCall):
 
     __slots__ = ("_make",)
 
-    def __init__(self, attempt: Attempt, tool: str, make: Callable[[], Any], arguments: Any = None) -> None:
-        super().__init__(attempt, tool=tool, arguments=arguments, effect=Effect.PURE)
+    def __init__(
+        self, attempt: Attempt, tool: str, make: Callable[[], Any], arguments: Any = None, key: str | None = None
+    ) -> None:
+        super().__init__(attempt, tool=tool, arguments=arguments, effect=Effect.PURE, key=key)
         self._make = make
 
     async def perform(self) -> Any:

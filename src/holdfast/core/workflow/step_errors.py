@@ -56,7 +56,7 @@ class AmbiguousStep(DefinitionError):
     def __init__(self, tool: str) -> None:
         super().__init__(
             f"two tasks of the workflow call {tool} with the same arguments: after a crash the result of one could "
-            f"become that of the other. Give each a key: {tool}.keyed(KEY)(...)"
+            f"become that of the other. Give each a key, such as {tool}.keyed(KEY)(...)"
         )
         self.tool = tool
 

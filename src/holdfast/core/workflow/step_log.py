@@ -13,8 +13,8 @@ from holdfast.core.run.messages import Reply, ToolCall, ToolResult
 from holdfast.core.workflow.step_calls import StepCall
 from holdfast.core.workflow.step_errors import AmbiguousStep, StepError
 
-#: The step that records the winner of `first`.
-FIRST = "first"
+#: The step that records the winner of `first`, and the one that records that a saga has failed.
+FIRST, SAGA = "first", "saga"
 
 
 class StepLog:
@@ -98,7 +98,7 @@ class StepIdentity:
         place = f"{call.tool}:{call.key or make_digest(call.arguments)}"
         task = asyncio.current_task()
         shared = self._tasks.setdefault(place, task) is not task
-        if shared and (call.effect is not Effect.PURE or call.tool == FIRST):
+        if shared and (call.effect is not Effect.PURE or call.tool in (FIRST, SAGA)):
             raise AmbiguousStep(call.tool)
         self._counts[place] = self._counts.get(place, 0) + 1
         return f"{place}:{self._counts[place]}"

@@ -18,6 +18,7 @@ from holdfast.core.run.messages import Reply, ToolCall, ToolResult, User
 from holdfast.core.run.prompt import summarize_prompt
 from holdfast.core.run.run_events import StepStarted
 from holdfast.core.workflow.step_calls import StepCall, ToolStep
+from holdfast.core.workflow.step_errors import StepError
 from holdfast.core.workflow.step_log import StepIdentity, StepLog
 from holdfast.core.workflow.suspension import Suspension, Unwind
 
@@ -28,6 +29,9 @@ MAX_IN_PROCESS_WAIT = timedelta(seconds=5)
 
 #: The ids of the calls that the current branch of a `first` has made, and those of the branches around it.
 BRANCH_CALLS: ContextVar[tuple[set[str], ...]] = ContextVar("holdfast_branch", default=())
+
+#: Set within a part of a workflow that has failed in an earlier attempt: it makes no new step.
+FAILED_SCOPE: ContextVar[StepError | None] = ContextVar("holdfast_failed_scope", default=None)
 
 
 class WorkflowRun:
@@ -40,6 +44,8 @@ class WorkflowRun:
         self._context, self._state = context, context.state
         self._identity = StepIdentity()
         self._loop = asyncio.get_running_loop()
+        #: The steps that can be undone, each with its value.
+        self._undoable: dict[str, tuple[ToolStep, Any]] = {}
         #: The calls that the code has made in this attempt.
         self._met: set[str] = set()
 
@@ -54,7 +60,20 @@ class WorkflowRun:
     async def call(self, call: StepCall) -> Any:
         """Return the value of a step, recorded or made now, or raise its error."""
         result = self.find(call)
-        return call.load(result if result is not None else await self.make(call))
+        if result is None:
+            if (failed := FAILED_SCOPE.get()) is not None:
+                raise failed.to_exception(call.tool, ())
+            result = await self.make(call)
+        value = call.load(result)
+        if isinstance(call, ToolStep) and call.undo is not None:
+            call.number = self.steps.numbers[call.call_id]
+            self._undoable[call.call_id] = call, value
+        return value
+
+    def take_undoable(self, call_ids: set[str]) -> list[tuple[ToolStep, Any]]:
+        """Return the steps among these that can be undone, the last recorded one first. Each is returned once."""
+        known = [each for each in self.steps.results if each in call_ids and each in self._undoable]
+        return [self._undoable.pop(each) for each in reversed(known)]
 
     def find(self, call: StepCall) -> ToolResult | None:
         """Give the call its id, and return its recorded result."""
