@@ -174,15 +174,15 @@ class StepContext:
         self.model_calls.retract_draft()
 
     def end_draft(self) -> None:
-        """End the draft of a reply, if it has one: the reply is in the history."""
-        if self._has_draft:
-            self._has_draft = False
-            self.attempt.observers.emit(DRAFT_ENDED)
+        """End the draft of a reply that is in the history."""
+        self._has_draft = False
+        self.attempt.observers.emit(DRAFT_ENDED)
 
     async def emit_reply(self, text: str) -> None:
         """Show the complete reply, which is in the history: its draft ends."""
         observers = self.attempt.observers
-        self.end_draft()
+        if self._has_draft:
+            self.end_draft()
         if ReplyAdded in observers.wanted:
             await observers.publish(ReplyAdded(run_id=self.run_id, step=self.state.steps + 1, text=text))
 
