@@ -9,7 +9,6 @@ from types import FunctionType
 from typing import Any
 
 from holdfast.checkpoint.checkpointer import StoreCheckpointer
-from holdfast.checkpoint.claims import Claims
 from holdfast.checkpoint.record import restore_previous
 from holdfast.core.execution.tool_calls import ToolCalls
 from holdfast.db.sqlite_file import set_synchronous
@@ -66,10 +65,14 @@ FAULTS: dict[str, PlantedFault] = {
         MemoryRun.post, "if self.status is RunStatus.WAITING and", "if False and", "memory"
     ),
     "memory: a run falls asleep on mail": PlantedFault(MemoryRun.apply_release, _CHECK_MAIL, "pass", "memory", 600),
-    "memory: a timer never fires": PlantedFault(MemoryRun.is_awake, "self.wake_at <= now", "False", "memory"),
-    "memory: a cancel is forgotten": PlantedFault(
-        MemoryStore.request_cancel, "run.cancel_requested = True", "pass", "memory", 3000
+    "memory: an expiry overwrites an answer": PlantedFault(
+        MemoryRun.apply_append,
+        "self._check_mail(write.consumed, write.unless_mail)",
+        "self._check_mail(write.consumed)",
+        "memory",
+        200,
     ),
+    "memory: a timer never fires": PlantedFault(MemoryRun.is_awake, "self.wake_at <= now", "False", "memory"),
     "memory: mail is accepted and dropped": PlantedFault(
         MemoryRun.post, "self.unread[mail.mail_id] = None", "pass", "memory"
     ),
@@ -78,12 +81,6 @@ FAULTS: dict[str, PlantedFault] = {
     ),
     "claims: a clean end costs a strike": PlantedFault(
         restore_previous, "max(0, claim.strikes - 1)", "claim.strikes", "memory", 3000
-    ),
-    "claims: the worker leaves before its claims": PlantedFault(
-        Claims.finish, "await self._unused.wait()", "pass", "memory", 3000
-    ),
-    "claims: failed releases are not retried": PlantedFault(
-        Claims.finish, "await self.retry_pending_releases()", "pass", "memory", 3000
     ),
     "checkpoint: the watermark stays": PlantedFault(
         StoreCheckpointer._on_saved,
@@ -103,20 +100,14 @@ FAULTS: dict[str, PlantedFault] = {
     "calls: finished calls are repeated": PlantedFault(
         ToolCalls.try_execute, "if request.call_id in state.results:", "if False:", "memory"
     ),
-    "calls: an approved call starts before its approval is consumed": PlantedFault(
-        ToolCalls.try_execute, "if has_waited and request.effect is _ONCE:", "if False:", "memory", 2000
-    ),
     "attach: a caller spins": PlantedFault(
         RunAttacher._take_or_wait, "await changed.wait(_NOT_DUE_PAUSE)", "pass", "memory"
     ),
     "streams: an event is shown twice": PlantedFault(
-        Subscription.accept, "if seq > self.position:", "if seq >= self.position:", "memory"
+        Subscription.accept, "if seq > self.position:", "if seq >= self.position:", "memory", 400
     ),
     "streams: an event is left out": PlantedFault(
         Subscription.accept, "if seq > self.position:", "if seq > self.position + 1:", "memory"
-    ),
-    "sqlite: a lost claim still writes": PlantedFault(
-        runs._check_write, "run is None or run.token != claim.token", "run is None", "sqlite", 1000
     ),
     "sqlite: commits are not synced": PlantedFault(
         set_synchronous, '"FULL" if full else "NORMAL"', '"OFF"', "sqlite", 400
@@ -128,9 +119,6 @@ FAULTS: dict[str, PlantedFault] = {
         "pass",
         "sqlite",
         1000,
-    ),
-    "sqlite: a cancel is forgotten": PlantedFault(
-        runs.request_cancel, 'transaction.execute(statement("request_cancel"), (run.run_key,))', "pass", "sqlite", 1000
     ),
     "sqlite: dead workers count as alive": PlantedFault(
         Liveness._is_row_alive, "self._observe(row) < self._lease_s if known is None else known", "True", "sqlite"

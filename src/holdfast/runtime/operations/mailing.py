@@ -100,7 +100,7 @@ class Mailer:
         _check_answer(call, answer)
         if digest is not None and digest != call.digest:
             raise NotWaiting(f"run {run_id}: the call {call_id} that was shown waits no more: this one is another")
-        await self._post_decision(run_id, call_id, call.topic, answer.to_decision(by, via))
+        await self._post_decision(run_id, call_id, call.topic, answer.to_decision(by, via), has_waited=True)
 
     async def complete_call(self, token: str, result: Any) -> str:
         """Give the result of a call whose tool returns `Deferred`, or has returned it. Return the id of its run.
@@ -113,7 +113,8 @@ class Mailer:
         if record is None or not self._is_result_wanted(record, secret):
             raise NotWaiting("no call waits for this token: it is not valid, or the call has its result")
         topic = make_result_topic(hash_token(secret))
-        await self._post_decision(run_id, "", topic, Value(result).to_decision("", "token"))
+        has_waited = any(call.topic == topic for call in _read_record_waits(record))
+        await self._post_decision(run_id, "", topic, Value(result).to_decision("", "token"), has_waited=has_waited)
         return run_id
 
     def _is_result_wanted(self, record: RunRecord, secret: str) -> bool:
@@ -178,13 +179,28 @@ class Mailer:
         except CheckpointError:
             return None
 
-    async def _post_decision(self, run_id: str, call_id: str, topic: str, decision: Decision) -> None:
+    async def _post_decision(
+        self, run_id: str, call_id: str, topic: str, decision: Decision, *, has_waited: bool
+    ) -> None:
         body = check_size(msgspec.json.encode(decision))
         receipt = await self._store.post(run_id, Mail(mail_id=topic, topic=topic, body=body))
         # Also for a second answer: the process that gave the first may have died before this.
         await self._wake_parents(run_id)
         if not receipt.is_new:
             raise AlreadyAnswered(run_id, call_id, _read_first(receipt))
+        if has_waited and await self._has_expired(run_id, topic):
+            raise NotWaiting(f"run {run_id}: the wait of this call has expired meanwhile: the answer is not used")
+
+    async def _has_expired(self, run_id: str, topic: str) -> bool:
+        """Whether a wait was recorded as expired before its answer was posted. Once posted, it prevents that."""
+        try:
+            stored = await self._store.load(run_id, after=END)
+        except RunNotFound:  # removed meanwhile
+            return False
+        for call in decode(stored.record.progress, Progress).calls.waits.values():
+            if call.topic == topic:
+                return call.decision is not None and call.decision.kind == "expire"
+        return any(mail.topic == topic for mail in stored.mail)  # the step has ended without it
 
     async def _post(self, run_id: str, topic: str, body: bytes, mail_id: str | None) -> str:
         if mail_id is not None:

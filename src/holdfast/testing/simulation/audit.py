@@ -132,12 +132,11 @@ class Audit:
                 check(run_id, what)
 
     def _is_superseded(self, run_id: str, call_id: Any) -> bool:
-        """Whether the model has another result of the call than its answer, for one of two known reasons.
+        """Whether the call was in doubt: its process died after the result came and before its tool returned.
 
-        An answer that finds its call waiting, and is posted after another process recorded the expiry, is acknowledged
-        and has no effect. So is a result that comes before its tool has returned `Deferred`, if the process dies then.
+        Such a result, which comes before the tool has returned `Deferred`, is acknowledged and has no effect.
         """
-        return str(self._get_result(run_id, call_id)).startswith(("No answer within", "Unknown outcome"))
+        return str(self._get_result(run_id, call_id)).startswith("Unknown outcome")
 
     def _check_send(self, run_id: str, text: str) -> None:
         heard, ever = self._ledger.heard.get(run_id, []), self._ledger.ever_heard[run_id]
