@@ -210,7 +210,7 @@ class App(RunClient):
     async def shutdown(self, timeout: timedelta | None = None) -> None:
         """Stop taking runs, let those in progress reach their next step boundary, and close the store and the ports.
 
-        An error while closing one of them is logged, and the others are closed all the same. May be called again; every
+        An error while closing one of them is logged, and the others are still closed. May be called again; every
         call returns when the App is closed.
         """
         executor = self._open_executor

@@ -171,7 +171,7 @@ class JobThread:
         self.is_closed = True
         if self._is_started:
             done: Future[None] = Future()
-            done.set_running_or_notify_cancel()  # it cannot be cancelled any more
+            done.set_running_or_notify_cancel()  # it can no longer be cancelled
             closed = self._enqueue(done, final_work)
             self._queue.put(None)
             await closed

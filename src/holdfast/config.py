@@ -146,4 +146,4 @@ def _check_exceptions(name: str, value: object) -> None:
         raise DefinitionError(f"{name} is {value!r:.80}: give a tuple of exception classes")
     for kind in value:
         if not issubclass(kind, BaseException):
-            raise DefinitionError(f"{name} contains {kind.__name__}, which is no exception class")
+            raise DefinitionError(f"{name} contains {kind.__name__}, which is not an exception class")

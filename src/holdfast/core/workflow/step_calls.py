@@ -48,7 +48,7 @@ class StepCall(CallRequest):
             options: as for `CallRequest`.
 
         Raises:
-            DefinitionError: the key is no text.
+            DefinitionError: the key is not text.
             PayloadError: the arguments have no JSON form.
         """
         if key is not None and (not isinstance(key, str) or not key):

@@ -12,8 +12,8 @@ from holdfast.core.json_value import to_json_value
 class StepFailed(RunError):
     """A step of a workflow failed. It is the same in every attempt of the run.
 
-    What to do: Catch it in the workflow if it can continue without the step. Else mend the tool, and start the workflow
-    again: a recorded failure is not repeated.
+    What to do: Catch it in the workflow if it can continue without the step. Otherwise fix the tool and start a new
+    run: a step whose failure is recorded is not repeated.
     """
 
     def __init__(self, tool: str, type_name: str, message: str, data: Any = None) -> None:

@@ -53,7 +53,7 @@ class WorkflowRun:
         """Return an awaitable of the result of the tool, as a step.
 
         Raises:
-            TypeError: the arguments do not fit the tool. DefinitionError: the key is no text.
+            TypeError: the arguments do not fit the tool. DefinitionError: the key is not text.
         """
         return self.call(ToolStep(self.attempt, tool, tool.bind(args, kwargs), key))
 

@@ -38,7 +38,7 @@ _KEPT_STEPS = 30
 
 
 async def stream_run(site: Site, request: Request) -> Response:
-    """Send what has changed since the page was rendered. The steps up to the entry `after` do not change any more."""
+    """Send what has changed since the page was rendered. The steps up to the entry `after` no longer change."""
     record = await site.get_record(request)
     updates = RunUpdates(site, request, after=read_number(request.query_params.get("after"), default=-1))
     frames = _generate(updates, record, RunChanges(site.app, record))
