@@ -89,6 +89,7 @@ def make_agent(*turns: Any, tools: Sequence[Any] = (look,), name: str = "a") -> 
     return Agent(name=name, model=ScriptedModel(*turns), tools=list(tools), model_tier="smart")
 
 
+CHAT = "chat ScriptedModel"
 LOOK = tool_reply(call("c1", "look", password=SECRET), usage=Usage(input_tokens=10, output_tokens=2, cost_usd=0.5))
 
 
@@ -96,10 +97,10 @@ async def test_a_run_is_one_trace_below_the_span_of_its_caller(collector: Collec
     async with App([make_agent(LOOK, "done")], "memory:", telemetry=collector.port) as app:
         with collector.tracer.start_as_current_span("request"):
             await app.run("a", SECRET, run_id="r")
-    assert collector.names == ["chat smart", "execute_tool look", "chat smart", "invoke_agent a", "request"]
+    assert collector.names == [CHAT, "execute_tool look", CHAT, "invoke_agent a", "request"]
     request, attempt = collector.get("request"), collector.get("invoke_agent a")
     assert get_parent(attempt) == get_id(request)
-    below = [*collector.find("chat smart"), collector.get("execute_tool look")]
+    below = [*collector.find(CHAT), collector.get("execute_tool look")]
     assert {get_parent(span) for span in below} == {get_id(attempt)}
     assert {get_trace(span) for span in below} == {get_trace(request)}
     first = below[0].attributes
@@ -107,10 +108,24 @@ async def test_a_run_is_one_trace_below_the_span_of_its_caller(collector: Collec
     assert (first["gen_ai.usage.input_tokens"], first["gen_ai.usage.output_tokens"]) == (10, 2)
     assert (first["gen_ai.operation.name"], first["gen_ai.request.model"], first["holdfast.cost_usd"]) == (
         "chat",
-        "smart",
+        "ScriptedModel",
         0.5,
     )
+    assert first["holdfast.model_tier"] == "smart"
     assert SECRET not in collector.text
+
+
+async def test_a_model_call_has_the_name_of_the_model_and_its_provider(collector: Collector) -> None:
+    async def model(messages: Sequence[Any], tools: Sequence[Any]) -> Reply:
+        return Reply(text="done")
+
+    model.__name__ = "openai:gpt-5"  # as adapters name theirs
+    agent = Agent(name="a", model=model, model_tier="smart")
+    async with App([agent], "memory:", telemetry=collector.port) as app:
+        await app.run("a", "go")
+    attributes = collector.get("chat gpt-5").attributes
+    assert attributes is not None
+    assert (attributes["gen_ai.request.model"], attributes["gen_ai.provider.name"]) == ("gpt-5", "openai")
 
 
 async def test_the_trace_goes_from_submit_to_the_worker(durable_store_url: str, collector: Collector) -> None:
@@ -200,7 +215,7 @@ async def test_retries_are_spans(collector: Collector) -> None:
     run = asyncio.create_task(host.executor.run(Agent(name="a", model=model, tools=[late]), "go"))
     await clock.advance(timedelta(seconds=8))
     await run
-    failed, *replied = collector.find("chat a")
+    failed, *replied = collector.find("chat model")
     assert (failed.status.is_ok, len(replied)) == (False, 2)
     pause, again = collector.get("retry model"), collector.get("retry late")
     assert pause.end_time is not None

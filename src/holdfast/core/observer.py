@@ -35,6 +35,7 @@ __all__ = [
     "ClaimVerified",
     "DraftEnded",
     "ModelAsked",
+    "ModelNamed",
     "ObservedEvent",
     "Observer",
     "ObserverFactory",
@@ -71,6 +72,13 @@ class AttemptEnded(msgspec.Struct, frozen=True, kw_only=True):
 
 class ModelAsked(msgspec.Struct, frozen=True):
     """The model is asked now, in this task."""
+
+
+class ModelNamed(msgspec.Struct, frozen=True):
+    """The model that is asked is known. Follows `ModelAsked`, where the loop knows a name."""
+
+    #: As the framework names it, such as `openai:gpt-5`; for a function its name.
+    model: str
 
 
 class ReplyReceived(msgspec.Struct, frozen=True):
@@ -156,6 +164,7 @@ ObservedEvent = (
     | AttemptEnding
     | AttemptEnded
     | ModelAsked
+    | ModelNamed
     | ReplyReceived
     | CallStarted
     | CallEnded

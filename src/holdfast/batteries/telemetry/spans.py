@@ -19,6 +19,7 @@ from holdfast.core.observer import (
     CallInDoubt,
     CallStarted,
     ModelAsked,
+    ModelNamed,
     ObservedEvent,
     ReplyReceived,
     Retried,
@@ -60,6 +61,7 @@ class AttemptSpans:
             AttemptEnding,
             AttemptEnded,
             ModelAsked,
+            ModelNamed,
             ReplyReceived,
             CallStarted,
             CallEnded,
@@ -89,6 +91,8 @@ class AttemptSpans:
                 self._start(new_turn=event.new_turn)
             case ModelAsked():
                 self._begin_model_call()
+            case ModelNamed():
+                self._name_model(event.model)
             case ReplyReceived():
                 self._replied_at = self._now()
                 otel_context.attach(self._context)
@@ -172,15 +176,24 @@ class AttemptSpans:
             "holdfast.step": self._state.steps + 1,
         }
         if self._info.model_tier:
-            attributes["gen_ai.request.model"] = self._info.model_tier
+            attributes["holdfast.model_tier"] = self._info.model_tier
         self._model = self._tracer.start_span(
-            f"chat {self._info.model_tier or self._info.agent_name}",
+            "chat",
             context=self._context,
             kind=SpanKind.CLIENT,
             attributes=attributes,
             start_time=self._now(),
         )
         otel_context.attach(trace.set_span_in_context(self._model, self._context))
+
+    def _name_model(self, name: str) -> None:
+        """Add the model's name to its call. Frameworks write `provider:model`."""
+        provider, colon, model = name.partition(":")
+        if self._model is not None and name:
+            self._model.update_name(f"chat {model if colon else name}")
+            self._model.set_attribute("gen_ai.request.model", model if colon else name)
+            if colon:
+                self._model.set_attribute("gen_ai.provider.name", provider)
 
     def _end_model_call(self) -> None:
         if self._model is None:

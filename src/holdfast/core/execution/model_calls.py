@@ -8,7 +8,7 @@ from holdfast.core.agents.retry import Backoff, Retry, get_retry_after
 from holdfast.core.errors import ModelUnavailable
 from holdfast.core.execution.attempt import Attempt, report_retry
 from holdfast.core.log import format_short
-from holdfast.core.observer import MODEL_ASKED, REPLY_RECEIVED, ReplyReceived
+from holdfast.core.observer import MODEL_ASKED, REPLY_RECEIVED, ModelNamed, ReplyReceived
 from holdfast.core.ports import RatePermit
 from holdfast.core.run.messages import Usage
 from holdfast.core.run.run_events import DraftRetracted
@@ -29,12 +29,23 @@ def get_outage_delay(outages: int) -> timedelta:
 class ModelCalls:
     """The model calls of one phase or turn. A loop enters before each, and reports each error and each reply."""
 
-    __slots__ = ("_attempt", "_backoff", "_final_error", "_last_tokens", "_limits", "_permit", "_retry", "has_limits")
+    __slots__ = (
+        "_attempt",
+        "_backoff",
+        "_final_error",
+        "_last_tokens",
+        "_limits",
+        "_permit",
+        "_retry",
+        "enters",
+        "has_limits",
+    )
 
     def __init__(self, attempt: Attempt, retry: Retry) -> None:
         self._attempt, self._retry, self._limits = attempt, retry, attempt.services.ports.rate_limiter
-        #: Without limits `enter` does nothing.
         self.has_limits: bool = self._limits is not None
+        #: Whether `enter` does anything.
+        self.enters: bool = self.has_limits or ModelNamed in attempt.observers.wanted
         #: The permit of the call in progress, until its usage is known.
         self._permit: RatePermit | None = None
         usage = attempt.state.own_usage
@@ -50,6 +61,8 @@ class ModelCalls:
         Raises:
             RateLimitWait: that takes too long to wait for it in this process.
         """
+        if ModelNamed in self._attempt.observers.wanted:
+            self._attempt.observers.emit(ModelNamed(model))
         if self._limits is not None:
             self._permit = await self._acquire(model, in_place=self._attempt.checkpointer is None)
 

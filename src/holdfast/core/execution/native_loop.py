@@ -187,7 +187,7 @@ class _Conversation:
         """Call the model until it replies, as the agent's `Retry` says."""
         model_calls = self._context.model_calls
         while True:
-            if model_calls.has_limits:
+            if model_calls.enters:
                 await model_calls.enter(get_model_name(model))
             CURRENT_REPLY.set(self._context)
             asked: Any = None
