@@ -1,0 +1,154 @@
+"""`ChatCompletions` against a server on the loopback interface that speaks the protocol."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import httpx
+import pytest
+
+from holdfast import Agent, App, Retry, tool
+from holdfast.adapters.chat_completions import ChatCompletions
+from holdfast.core.run.info import RunInfo
+from holdfast.core.run.run_events import Event, TextDelta
+
+Answer = tuple[int, dict[str, str], str]
+
+
+def stream(*deltas: dict[str, Any], usage: tuple[int, int] = (10, 5), end: str | None = "stop") -> Answer:
+    """A reply in parts, as providers send it."""
+    chunks: list[Any] = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
+    if end is not None:
+        chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": end}]})
+        chunks.append({"choices": [], "usage": {"prompt_tokens": usage[0], "completion_tokens": usage[1]}})
+    text = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
+    return 200, {"content-type": "text/event-stream"}, f": comment\n\n{text}data: [DONE]\n\n"
+
+
+def call_parts(call_id: str, name: str, arguments: str) -> list[dict[str, Any]]:
+    half = len(arguments) // 2
+    first = {"index": 0, "id": call_id, "type": "function", "function": {"name": name, "arguments": arguments[:half]}}
+    return [{"tool_calls": [first]}, {"tool_calls": [{"index": 0, "function": {"arguments": arguments[half:]}}]}]
+
+
+class Provider:
+    """Gives its answers in order, and keeps the requests."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self._answers = list(answers)
+        self.requests: list[tuple[dict[str, str], Any]] = []
+        self.url = ""
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:]) if name}
+        body = json.loads(await reader.readexactly(int(headers["content-length"])))
+        self.requests.append((headers, body))
+        status, more, text = self._answers.pop(0)
+        lines = [f"HTTP/1.1 {status} X", "connection: close", *(f"{name}: {value}" for name, value in more.items())]
+        writer.write(("\r\n".join(lines) + "\r\n\r\n" + text).encode())
+        await writer.drain()
+        writer.close()
+
+
+@asynccontextmanager
+async def serve(*answers: Answer) -> AsyncIterator[Provider]:
+    provider = Provider(*answers)
+    server = await asyncio.start_server(provider.handle, "127.0.0.1", 0)
+    async with server:
+        provider.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        yield provider
+
+
+@tool(effect="pure")
+def lookup(word: str) -> str:
+    """Look a word up."""
+    return word.upper()
+
+
+class TextListener:
+    """Keeps the parts of replies."""
+
+    def __init__(self) -> None:
+        self.deltas: list[str] = []
+
+    async def on_event(self, info: RunInfo, event: Event) -> None:
+        if isinstance(event, TextDelta):
+            self.deltas.append(event.text)
+
+    async def on_output(self, info: RunInfo, output: Any) -> None: ...
+
+    async def on_error(self, info: RunInfo, error: BaseException) -> None: ...
+
+
+def make_agent(provider: Provider, **options: Any) -> Agent[Any]:
+    retry = Retry(initial_delay=timedelta(0))
+    model = ChatCompletions("m1", base_url=provider.url, api_key="k1", **options)
+    return Agent(name="a", model=model, tools=[lookup], instructions="Be brief.", retry=retry)
+
+
+async def test_tools_text_and_usage_go_both_ways() -> None:
+    answers = [
+        stream({"content": "I look."}, *call_parts("c1", "lookup", '{"word": "sea"}'), usage=(20, 7), end="tool_calls"),
+        stream({"content": "It is "}, {"content": "SEA."}, usage=(30, 4)),
+    ]
+    listener = TextListener()
+    async with serve(*answers) as provider:
+        agent = make_agent(provider, parameters={"temperature": 0})
+        async with App([agent], "memory:", listener=listener) as app:
+            result = await app.run("a", "what is sea?")
+    assert (result.output, result.usage.input_tokens, result.usage.output_tokens) == ("It is SEA.", 50, 11)
+    assert listener.deltas == ["I look.", "It is ", "SEA."]
+    (headers, first), (_, second) = provider.requests
+    assert headers["authorization"] == "Bearer k1"
+    assert (first["model"], first["temperature"], first["stream"]) == ("m1", 0, True)
+    assert first["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "what is sea?"},
+    ]
+    assert first["tools"][0]["function"]["name"] == "lookup"
+    assert first["tools"][0]["function"]["parameters"]["properties"] == {"word": {"type": "string"}}
+    assert second["messages"][2]["tool_calls"][0]["function"] == {"name": "lookup", "arguments": '{"word":"sea"}'}
+    assert second["messages"][3] == {"role": "tool", "tool_call_id": "c1", "content": "SEA"}
+
+
+async def test_an_id_that_the_server_uses_again_is_another_call() -> None:
+    again = [stream(*call_parts("0", "lookup", json.dumps({"word": word})), end="tool_calls") for word in ("a", "b")]
+    async with serve(*again, stream({"content": "done"})) as provider, App([make_agent(provider)], "memory:") as app:
+        await app.run("a", "go")
+    results = [message for message in provider.requests[2][1]["messages"] if message["role"] == "tool"]
+    assert [(each["tool_call_id"], each["content"]) for each in results] == [("0", "A"), ("0.2", "B")]
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        lambda: (429, {"retry-after-ms": "1"}, "slow down"),
+        lambda: (503, {}, "busy"),
+        lambda: stream({"content": "half a rep"}, end=None),
+    ],
+    ids=["rate limit", "outage", "cut off"],
+)
+async def test_a_transient_error_is_retried(failure: Callable[[], Answer]) -> None:
+    answers = [failure(), stream({"content": "done"})]
+    async with serve(*answers) as provider, App([make_agent(provider)], "memory:") as app:
+        assert (await app.run("a", "go")).output == "done"
+    assert len(provider.requests) == 2
+
+
+async def test_a_refused_request_fails_the_run_with_the_text_of_the_provider() -> None:
+    refusal = (401, {"content-type": "application/json"}, '{"error": {"message": "invalid key"}}')
+    async with serve(refusal) as provider, App([make_agent(provider)], "memory:") as app:
+        with pytest.raises(httpx.HTTPStatusError, match=r"answered 401: .*invalid key"):
+            await app.run("a", "go")
+
+
+async def test_pictures_are_passed_on() -> None:
+    picture = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
+    async with serve(stream({"content": "a cat"})) as provider, App([make_agent(provider)], "memory:") as app:
+        assert (await app.run("a", ["What is this?", picture])).output == "a cat"
+    content = provider.requests[0][1]["messages"][1]["content"]
+    assert content == [{"type": "text", "text": "What is this?"}, picture]
