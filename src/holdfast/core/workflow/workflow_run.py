@@ -46,8 +46,10 @@ class WorkflowRun:
         self._loop = asyncio.get_running_loop()
         #: The steps that can be undone, each with its value.
         self._undoable: dict[str, tuple[ToolStep, Any]] = {}
-        #: The calls that the code has made in this attempt.
-        self._met: set[str] = set()
+        #: The calls of earlier attempts that the code has not repeated in this one, by tool.
+        self._unmet: dict[str, dict[str, ToolCall]] = {}
+        for each in self.steps.calls.values():
+            self._unmet.setdefault(each.name, {})[each.id] = each
 
     def call_tool(self, tool: Tool, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: str | None) -> Any:
         """Return an awaitable of the result of the tool, as a step.
@@ -81,7 +83,8 @@ class WorkflowRun:
         call.call_id = self._identity.assign(call)
         for branch in BRANCH_CALLS.get():
             branch.add(call.call_id)
-        self._met.add(call.call_id)
+        if call.tool in self._unmet:
+            self._unmet[call.tool].pop(call.call_id, None)
         self.suspension.on_step()
         return self.steps.results.get(call.call_id)
 
@@ -196,11 +199,8 @@ class WorkflowRun:
             )
 
     def _list_unmet(self, tool: str) -> list[ToolCall]:
-        return [
-            call
-            for call in self.steps.calls.values()
-            if call.name == tool and call.id not in self._met and not self.steps.is_settled_without_effect(call.id)
-        ]
+        unmet = self._unmet.get(tool, {}).values()
+        return [call for call in unmet if not self.steps.is_settled_without_effect(call.id)]
 
 
 def _to_text(arguments: Any) -> str:
