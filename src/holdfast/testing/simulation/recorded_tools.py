@@ -9,11 +9,11 @@ from typing import Any
 from holdfast.core.agents.agent import Agent, AgentSource
 from holdfast.core.agents.tool import Tool
 from holdfast.core.agents.tool_context import current_call
-from holdfast.testing.simulation.ledger import Effect, Ledger
 from holdfast.testing.simulation.process import SimulatedProcess
+from holdfast.testing.simulation.world_ledger import ToolEffect, WorldLedger
 
 
-def record_effects(agents: Iterable[AgentSource], process: SimulatedProcess, ledger: Ledger) -> list[AgentSource]:
+def record_effects(agents: Iterable[AgentSource], process: SimulatedProcess, ledger: WorldLedger) -> list[AgentSource]:
     """Return the agents. Tools of native ones write to the ledger."""
     return [
         replace(agent, tools=[_record(tool, process, ledger) for tool in agent.tools if isinstance(tool, Tool)])
@@ -23,24 +23,24 @@ def record_effects(agents: Iterable[AgentSource], process: SimulatedProcess, led
     ]
 
 
-def _record(tool: Tool, process: SimulatedProcess, ledger: Ledger) -> Tool:
+def _record(tool: Tool, process: SimulatedProcess, ledger: WorldLedger) -> Tool:
     recorded = copy.copy(tool)
     wrap = _wrap_sync if tool.in_thread else _wrap_async
     recorded.function = wrap(tool.function, tool.effect.value, process, ledger)
     return recorded
 
 
-def begin_effect(kind: str, process: SimulatedProcess, ledger: Ledger) -> Effect:
+def begin_effect(kind: str, process: SimulatedProcess, ledger: WorldLedger) -> ToolEffect:
     """Record that the current call begins."""
     process.check_alive()
     call = current_call()
-    effect = Effect(call.run_id, call.step, call.call_id, call.tool, kind)
+    effect = ToolEffect(call.run_id, call.step, call.call_id, call.tool, kind)
     ledger.begin(effect)
     return effect
 
 
 def _wrap_async(
-    function: Callable[..., Any], kind: str, process: SimulatedProcess, ledger: Ledger
+    function: Callable[..., Any], kind: str, process: SimulatedProcess, ledger: WorldLedger
 ) -> Callable[..., Any]:
     @functools.wraps(function)
     async def call(**arguments: Any) -> Any:
@@ -54,7 +54,7 @@ def _wrap_async(
 
 
 def _wrap_sync(
-    function: Callable[..., Any], kind: str, process: SimulatedProcess, ledger: Ledger
+    function: Callable[..., Any], kind: str, process: SimulatedProcess, ledger: WorldLedger
 ) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(**arguments: Any) -> Any:

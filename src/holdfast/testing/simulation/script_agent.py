@@ -16,9 +16,9 @@ from holdfast.core.agents.waiting_tools import ask_person, sleep, wait_for
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import Message, Reply, System, ToolCall, ToolResult, Usage, User
 from holdfast.core.run.waiting import ApprovalRequest, Deferred
-from holdfast.testing.simulation.ledger import Ledger
 from holdfast.testing.simulation.process import SimulatedProcess
 from holdfast.testing.simulation.recorded_tools import begin_effect
+from holdfast.testing.simulation.world_ledger import WorldLedger
 
 #: A step: the tool calls of one reply, each a tool and its arguments.
 Step = list[tuple[str, dict[str, Any]]]
@@ -42,7 +42,7 @@ class ScriptedAgent:
 class ScriptedProcess:
     """The agents of one simulated process, and what their tools and models do to the ledger."""
 
-    def __init__(self, process: SimulatedProcess, ledger: Ledger, tokens: dict[str, str], slowness: float) -> None:
+    def __init__(self, process: SimulatedProcess, ledger: WorldLedger, tokens: dict[str, str], slowness: float) -> None:
         self._process, self._ledger, self._tokens, self._slowness = process, ledger, tokens, slowness
         self._random = random.Random(process.random.random())
         self._tools: list[Tool] = [

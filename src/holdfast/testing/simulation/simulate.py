@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from holdfast.testing.simulation.plan import Plan, StoreKind, make_plan, plan_runs
-from holdfast.testing.simulation.world import AppFactory, Outcome, World
+from holdfast.testing.simulation.world import AppFactory, World, WorldOutcome
 
 #: Worlds that the search for a smaller failing plan may try.
 _MAX_SHRINKS = 120
@@ -15,7 +15,7 @@ _MAX_SHRINKS = 120
 class SimulationFailed(AssertionError):
     """A schedule has broken a promise. The text has the seed, the shrunk plan and the trace."""
 
-    def __init__(self, outcome: Outcome, command: str) -> None:
+    def __init__(self, outcome: WorldOutcome, command: str) -> None:
         super().__init__(format_failure(outcome, command))
         self.seed, self.problems, self.trace = outcome.plan.seed, outcome.problems, outcome.trace
 
@@ -27,7 +27,7 @@ class Figures:
         self.schedules = self.steps = self.kills = self.runs = 0
         self.began = time.monotonic()
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: WorldOutcome) -> None:
         self.schedules += 1
         self.steps += outcome.steps
         self.kills += outcome.kills
@@ -79,12 +79,12 @@ def simulate(
     return figures
 
 
-def run_seed(seed: int, store: StoreKind | None = None) -> Outcome:
+def run_seed(seed: int, store: StoreKind | None = None) -> WorldOutcome:
     """Simulate the scripted agents of this package once."""
     return World(make_plan(seed, store)).run()
 
 
-def shrink(failed: Outcome, app_factory: AppFactory | None = None) -> Outcome:
+def shrink(failed: WorldOutcome, app_factory: AppFactory | None = None) -> WorldOutcome:
     """Return the outcome of the smallest plan found that fails in the same way."""
     wanted, tries = _describe(failed), 0
     is_smaller = True
@@ -109,12 +109,12 @@ def _list_smaller(plan: Plan) -> Iterable[Plan]:
         yield replace(plan, skews=())
 
 
-def _describe(outcome: Outcome) -> str:
+def _describe(outcome: WorldOutcome) -> str:
     """Return the first problem without its names and numbers."""
     return re.sub(r"\br\d\S*|[\d.]+|'.*|\{.*|\[.*", "", outcome.problems[0])
 
 
-def format_failure(outcome: Outcome, command: str, *, lines: int = 60) -> str:
+def format_failure(outcome: WorldOutcome, command: str, *, lines: int = 60) -> str:
     """Return what went wrong, the plan and the end of the trace."""
     plan = outcome.plan
     parts = [f"seed {plan.seed}, {plan.store}, {plan.processes} processes, {outcome.steps} steps"]

@@ -14,15 +14,15 @@ from typing import Any
 from holdfast.app import App
 from holdfast.checkpoint.store import RunStore
 from holdfast.config import WorkerSettings
-from holdfast.testing.simulation.audit import Audit
 from holdfast.testing.simulation.backends import MemoryBackend, SqliteBackend
-from holdfast.testing.simulation.jobs import Assignment, Job, Jobs
-from holdfast.testing.simulation.ledger import Ledger
+from holdfast.testing.simulation.client_jobs import Assignment, ClientJob, ClientJobs
 from holdfast.testing.simulation.plan import Fault, Plan
 from holdfast.testing.simulation.process import SimulatedProcess, Surroundings
 from holdfast.testing.simulation.recorded_tools import record_effects
 from holdfast.testing.simulation.scheduler import Scheduler, Stuck
 from holdfast.testing.simulation.script_agent import ScriptedProcess
+from holdfast.testing.simulation.world_audit import WorldAudit
+from holdfast.testing.simulation.world_ledger import WorldLedger
 
 #: Virtual seconds until all clients have to be served, and until all runs have to end after that.
 _BUSY_S, _SETTLE_S, _CLOSE_S = 600.0, 600.0, 300.0
@@ -31,7 +31,7 @@ _RESTART_S = 1.5
 
 
 @dataclass(slots=True)
-class Outcome:
+class WorldOutcome:
     """The end of one world."""
 
     plan: Plan
@@ -55,7 +55,7 @@ class World:
         self._app_factory = app_factory
         self.scheduler = Scheduler(plan.seed, _MAX_STEPS)
         self.scheduler.before_step = self._before_step
-        self.ledger = Ledger(self.scheduler, any(fault.kind == "freeze" for fault in plan.faults))
+        self.ledger = WorldLedger(self.scheduler, any(fault.kind == "freeze" for fault in plan.faults))
         #: Completion tokens, by run and call.
         self.tokens: dict[str, str] = {}
         #: Runs that a client wanted to cancel.
@@ -69,7 +69,7 @@ class World:
         self._faults = list(plan.faults)
         self._next_fault = self._faults[0].step if self._faults else sys.maxsize
         self.kills = 0
-        self.jobs = Jobs(self)
+        self.jobs = ClientJobs(self)
         #: No further faults; no further processes.
         self._is_ending = self._is_closing = False
 
@@ -123,7 +123,7 @@ class World:
 
     # -- jobs ---------------------------------------------------------------------------------------------------
 
-    def assign(self, job: Job) -> None:
+    def assign(self, job: ClientJob) -> None:
         """Give the job to a process, which the seed chooses."""
         job.is_scheduled = False
         assignment = self.assignments[int(self.scheduler.draw() * self.plan.processes)]
@@ -135,7 +135,7 @@ class World:
         if assignment.app is not None:
             process.loop.call_soon(self._start_job, job, assignment, context=process.copy_context())
 
-    def assign_later(self, job: Job, delay: float) -> None:
+    def assign_later(self, job: ClientJob, delay: float) -> None:
         if job.is_scheduled:
             return
         job.is_scheduled = True
@@ -143,7 +143,7 @@ class World:
             self._jobs.append(job)
         self.scheduler.call_at(self.scheduler.now + delay, lambda: self.assign(job), None)
 
-    def _start_job(self, job: Job, assignment: Assignment) -> None:
+    def _start_job(self, job: ClientJob, assignment: Assignment) -> None:
         if assignment.app is None or job not in assignment.waiting:
             return
         assignment.waiting.remove(job)
@@ -151,7 +151,7 @@ class World:
         assignment.tasks[job] = task
         task.add_done_callback(lambda task: self._on_job_done(job, assignment, task))
 
-    def _on_job_done(self, job: Job, assignment: Assignment, task: "asyncio.Task[None]") -> None:
+    def _on_job_done(self, job: ClientJob, assignment: Assignment, task: "asyncio.Task[None]") -> None:
         assignment.tasks.pop(job, None)
         if task.cancelled():
             self.assign_later(job, 1.0)
@@ -232,7 +232,7 @@ class World:
 
     # -- the whole ----------------------------------------------------------------------------------------------
 
-    def run(self) -> Outcome:
+    def run(self) -> WorldOutcome:
         """Execute the plan to its end, and audit it."""
         # The garbage collector would run the `finally` blocks of the dead at moments that no seed decides.
         gc.disable()
@@ -254,7 +254,9 @@ class World:
             sys.set_asyncgen_hooks(*hooks)
             gc.unfreeze()
             gc.enable()
-        return Outcome(self.plan, self.ledger.problems, self.ledger.trace, self.scheduler.steps, self.kills, statuses)
+        return WorldOutcome(
+            self.plan, self.ledger.problems, self.ledger.trace, self.scheduler.steps, self.kills, statuses
+        )
 
     def _run(self) -> dict[str, str]:
         for slot in range(self.plan.processes):
@@ -262,7 +264,7 @@ class World:
         self._jobs = self.jobs.list_jobs()
         for job in list(self._jobs):
             self.scheduler.call_at(job.at, partial(self.assign, job), None)
-        audit = Audit(self)
+        audit = WorldAudit(self)
         if not self.scheduler.run_until(self._is_served, _BUSY_S):
             waiting = [job.name for job in self._jobs if not job.is_done]
             audit.report(f"after {_BUSY_S} s these requests have no answer: {waiting}")

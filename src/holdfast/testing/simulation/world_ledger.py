@@ -8,7 +8,7 @@ from holdfast.testing.simulation.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)
-class Effect:
+class ToolEffect:
     """A call of a tool."""
 
     run_id: str
@@ -22,7 +22,7 @@ class Effect:
 
 
 @dataclass(slots=True)
-class Ledger:
+class WorldLedger:
     """Everything that happened outside of the store, in order. A dead process adds nothing."""
 
     scheduler: Scheduler
@@ -30,8 +30,8 @@ class Ledger:
     has_zombies: bool
     #: One line for each thing that happened; two worlds with the same seed have the same.
     trace: list[str] = field(default_factory=list)
-    begun: Counter[Effect] = field(default_factory=Counter)
-    finished: Counter[Effect] = field(default_factory=Counter)
+    begun: Counter[ToolEffect] = field(default_factory=Counter)
+    finished: Counter[ToolEffect] = field(default_factory=Counter)
     #: By run: when its model was called.
     model_calls: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     #: By run: the user messages of the latest model call.
@@ -52,7 +52,7 @@ class Ledger:
     def note(self, text: str) -> None:
         self.trace.append(f"{self.scheduler.now:10.6f} {self.scheduler.steps:6} {text}")
 
-    def begin(self, effect: Effect) -> None:
+    def begin(self, effect: ToolEffect) -> None:
         self.note(f"{effect} begins")
         self.begun[effect] += 1
         if effect.kind == "once":
@@ -65,7 +65,7 @@ class Ledger:
                 f"{effect} was made after a once call of step {self.durable_steps[effect.run_id]} had begun"
             )
 
-    def finish(self, effect: Effect) -> None:
+    def finish(self, effect: ToolEffect) -> None:
         self.note(f"{effect} has ended")
         self.finished[effect] += 1
 

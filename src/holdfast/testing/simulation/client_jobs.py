@@ -27,11 +27,11 @@ _MAX_TRIES = 8
 _RETRIED = (StoreError, RunNotFound, ReaderTooSlow, RunInterrupted, NotDurable, TablesError)
 
 
-Perform = Callable[["Job", App, SimulatedProcess], Awaitable[None]]
+Perform = Callable[["ClientJob", App, SimulatedProcess], Awaitable[None]]
 
 
 @dataclass(eq=False)
-class Job:
+class ClientJob:
     """A request of a client, until it is done."""
 
     name: str
@@ -47,22 +47,22 @@ class Job:
     is_scheduled: bool = False
 
 
-class Jobs:
+class ClientJobs:
     """The jobs of one world."""
 
     def __init__(self, world: "World") -> None:
         self._world = world
         self._ledger = world.ledger
 
-    def list_jobs(self) -> list[Job]:
+    def list_jobs(self) -> list[ClientJob]:
         jobs = [self._make_start(run) for run in self._world.plan.runs]
         for action in self._world.plan.actions:
             perform = getattr(self, f"_make_{action.kind}")(action)
             waits = action.kind in ("watch", "result")
-            jobs.append(Job(f"{action.kind} {action.run_id} {action.key}", action.at, perform, waits=waits))
+            jobs.append(ClientJob(f"{action.kind} {action.run_id} {action.key}", action.at, perform, waits=waits))
         return jobs
 
-    async def run(self, job: Job, app: App, process: SimulatedProcess) -> None:
+    async def run(self, job: ClientJob, app: App, process: SimulatedProcess) -> None:
         """Do a job in an open App. One that fails is repeated later, possibly by another process."""
         job.tries += 1
         try:
@@ -81,8 +81,8 @@ class Jobs:
 
     # -- kinds --------------------------------------------------------------------------------------------------
 
-    def _make_start(self, run: PlannedRun) -> Job:
-        async def perform(job: Job, app: App, process: SimulatedProcess) -> None:
+    def _make_start(self, run: PlannedRun) -> ClientJob:
+        async def perform(job: ClientJob, app: App, process: SimulatedProcess) -> None:
             if run.waits:
                 try:
                     result = await app.run(run.agent, run.prompt, run_id=run.run_id, through_waits=True)
@@ -94,10 +94,10 @@ class Jobs:
                 await app.submit(run.agent, run.prompt, run_id=run.run_id)
                 self._acknowledge(process, "submit", run.run_id)
 
-        return Job(f"start {run.run_id}", run.at, perform, waits=run.waits, starts=run.run_id)
+        return ClientJob(f"start {run.run_id}", run.at, perform, waits=run.waits, starts=run.run_id)
 
     def _make_send(self, action: Action) -> Perform:
-        async def perform(job: Job, app: App, process: SimulatedProcess) -> None:
+        async def perform(job: ClientJob, app: App, process: SimulatedProcess) -> None:
             text = f"{action.run_id}/{action.key}"
             await app.send(action.run_id, text, id=text)
             self._acknowledge(process, "send", action.run_id, text)
@@ -105,7 +105,7 @@ class Jobs:
         return perform
 
     def _make_signal(self, action: Action) -> Perform:
-        async def perform(job: Job, app: App, process: SimulatedProcess) -> None:
+        async def perform(job: ClientJob, app: App, process: SimulatedProcess) -> None:
             payload = f"payload of {action.key}"
             await app.signal(action.run_id, action.key, payload, id=f"signal-{action.key}")
             self._acknowledge(process, "signal", action.run_id, action.key)
@@ -113,7 +113,7 @@ class Jobs:
         return perform
 
     def _make_answer(self, action: Action) -> Perform:
-        async def perform(job: Job, app: App, process: SimulatedProcess) -> None:
+        async def perform(job: ClientJob, app: App, process: SimulatedProcess) -> None:
             await self.answer_all(app, process)
 
         return perform
@@ -144,7 +144,7 @@ class Jobs:
             self._acknowledge(process, "approve", call.run_id, call.call_id)
 
     def _make_cancel(self, action: Action) -> Perform:
-        async def perform(job: Job, app: App, process: SimulatedProcess) -> None:
+        async def perform(job: ClientJob, app: App, process: SimulatedProcess) -> None:
             self._world.cancelled.add(action.run_id)
             await app.cancel(action.run_id)
             self._acknowledge(process, "cancel", action.run_id, self._world.scheduler.now)
@@ -152,7 +152,7 @@ class Jobs:
         return perform
 
     def _make_result(self, action: Action) -> Perform:
-        async def perform(job: Job, app: App, process: SimulatedProcess) -> None:
+        async def perform(job: ClientJob, app: App, process: SimulatedProcess) -> None:
             result = await app.result(action.run_id, through_waits=True)
             self._acknowledge(process, "output", action.run_id, str(result.output))
 
@@ -161,7 +161,7 @@ class Jobs:
     def _make_watch(self, action: Action) -> Perform:
         name = f"{action.run_id}/{action.key}"
 
-        async def perform(job: Job, app: App, process: SimulatedProcess) -> None:
+        async def perform(job: ClientJob, app: App, process: SimulatedProcess) -> None:
             _, seen = self._ledger.watched.setdefault(name, (action.run_id, []))
             limit = process.random.choice((1, 3, 1000))
             stream = app.events(action.run_id, after=seen[-1][0] if seen else None)
@@ -173,7 +173,7 @@ class Jobs:
                         limit -= 1
                     if limit <= 0:
                         job.is_done = True
-                        self._world.assign_later(Job(f"watch {name} again", 0, perform, waits=True), 2.0)
+                        self._world.assign_later(ClientJob(f"watch {name} again", 0, perform, waits=True), 2.0)
                         return
             finally:
                 await stream.aclose()
@@ -187,5 +187,5 @@ class Assignment:
 
     process: SimulatedProcess
     app: App | None = None
-    waiting: list[Job] = field(default_factory=list)
-    tasks: dict[Job, "asyncio.Task[None]"] = field(default_factory=dict)
+    waiting: list[ClientJob] = field(default_factory=list)
+    tasks: dict[ClientJob, "asyncio.Task[None]"] = field(default_factory=dict)

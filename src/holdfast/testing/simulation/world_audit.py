@@ -19,7 +19,7 @@ _CANCEL_S = 6.0
 Work = Callable[[App, SimulatedProcess], Coroutine[Any, Any, None]]
 
 
-class Audit:
+class WorldAudit:
     """Reads the store through an App of its own, which no fault reaches."""
 
     def __init__(self, world: "World") -> None:
