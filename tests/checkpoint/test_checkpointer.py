@@ -59,7 +59,7 @@ async def test_a_failed_run_that_is_kept_is_no_candidate_either(
     assert await harness.inner.purge() == 1
 
 
-async def test_the_end_of_a_run_that_somebody_waits_for_is_kept_with_its_usage(harness: CheckpointerHarness) -> None:
+async def test_the_end_of_a_run_that_a_caller_waits_for_is_kept_with_its_usage(harness: CheckpointerHarness) -> None:
     handle = harness.make_checkpointer(retention=Retention())
     await handle.save(harness.state)
     harness.add_message("unsaved")
@@ -292,7 +292,7 @@ async def test_a_proof_whose_answer_comes_late_is_none(harness: CheckpointerHarn
         await handle.verify()
 
 
-async def test_a_store_that_is_always_slow_is_believed_in_the_end(harness: CheckpointerHarness) -> None:
+async def test_a_store_that_is_always_slow_is_finally_believed(harness: CheckpointerHarness) -> None:
     harness.store = LateStore(harness, late=10, stolen=False)
     handle = harness.make_checkpointer()
     await handle.save(harness.state)

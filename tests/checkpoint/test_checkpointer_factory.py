@@ -327,7 +327,9 @@ async def _make_host_with_child(left: RunStatus) -> SimulatedHost:
 
 @pytest.mark.parametrize("left", [RunStatus.INTERRUPTED, RunStatus.PARKED])
 @pytest.mark.parametrize("at", ["claim", "load"])
-async def test_whoever_is_cancelled_while_it_meets_a_child_leaves_it_as_it_was(left: RunStatus, at: str) -> None:
+async def test_a_caller_that_is_cancelled_while_it_attaches_to_a_child_leaves_it_as_it_was(
+    left: RunStatus, at: str
+) -> None:
     life = await _make_host_with_child(left)
     reached, answer = asyncio.Event(), asyncio.Event()
 

@@ -89,7 +89,7 @@ def test_an_input_that_would_come_back_changed_is_refused(value: Any) -> None:
         encode_begin(RunInfo(run_id="r", agent_name="a", inputs={"value": value}))
 
 
-def test_a_journal_is_read_as_it_was_told() -> None:
+def test_a_journal_is_read_as_it_was_written() -> None:
     checkpoint = decode_run(
         stored(
             begin(),

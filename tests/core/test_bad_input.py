@@ -144,7 +144,7 @@ async def test_a_message_that_cannot_be_encoded_is_refused_and_nothing_that_was_
     assert better.requests[0][-1] == ToolResult(call_id="1", tool="look", content="seen")
 
 
-async def test_a_transcript_over_the_cap_parks_the_run_and_it_goes_on_under_a_higher_cap() -> None:
+async def test_a_transcript_over_the_cap_parks_the_run_and_it_continues_under_a_higher_cap() -> None:
     host = SimulatedHost(settings=CheckpointSettings(max_transcript_bytes=2000))
     model = ScriptedModel(tool_reply(call("1", "look")), tool_reply(call("2", "look"), text="x" * 2000), "done")
     agent = Agent(name="a", model=model, tools=[look])

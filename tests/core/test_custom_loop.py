@@ -150,7 +150,7 @@ async def test_another_loop_is_driven_saved_and_completed_like_the_native_one() 
 
 
 @pytest.mark.parametrize("effect", [Effect.PURE, Effect.ONCE])
-async def test_another_loop_goes_on_mid_batch_after_an_interruption(effect: Effect) -> None:
+async def test_another_loop_continues_mid_batch_after_an_interruption(effect: Effect) -> None:
     host = SimulatedHost()
     loop = LineLoop(effect)
     loop.stop_in = "y"

@@ -78,7 +78,7 @@ async def test_every_port_is_asked_as_promised_over_a_whole_run() -> None:
     assert len(critic) == 2 + len(everything.get_calls("listener.event"))
 
 
-async def test_a_failed_run_is_told_to_all_who_have_to_know() -> None:
+async def test_a_failed_run_is_reported_to_every_port() -> None:
     everything = RecordingPorts()
     agent = Agent(
         name="a", model=ScriptedModel(tool_reply(call("1", "work", fails=True)), ValueError("broken")), tools=[work]

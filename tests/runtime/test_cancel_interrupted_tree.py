@@ -59,7 +59,7 @@ async def test_so_they_are_if_its_owner_died_before_it_heard_of_the_cancel(fleet
 
 @pytest.mark.parametrize("for_good", [False, True], ids=["once", "for good"])
 @pytest.mark.parametrize("nth", range(14))
-async def test_a_cancel_that_fails_half_way_leaves_no_child_that_goes_on_by_itself(
+async def test_a_cancel_that_fails_half_way_leaves_no_child_that_continues_by_itself(
     harness: ProcessHarness, nth: int, for_good: bool
 ) -> None:
     async with harness.app() as app:

@@ -71,7 +71,7 @@ async def test_of_ten_thousand_interrupted_runs_recovery_holds_no_more_than_its_
     await inner.close()
 
 
-async def test_what_an_idle_process_asks_its_store_does_not_depend_on_how_many_runs_it_drives(tmp_path: Path) -> None:
+async def test_what_an_idle_process_asks_its_store_does_not_depend_on_how_many_runs_it_executes(tmp_path: Path) -> None:
     looks = 50
     asked: dict[int, Counter[str]] = {}
     for runs in (1, 1000):

@@ -62,7 +62,7 @@ async def test_a_run_that_recovery_can_neither_load_nor_set_aside_is_set_aside_l
     assert (await app.run("agent", "go", run_id="run")).output == "ok"
 
 
-async def test_an_unparked_run_goes_on_although_the_store_did_not_let_go_of_it_at_once(
+async def test_an_unparked_run_continues_although_the_store_did_not_release_it_at_once(
     app: App, store: FlakyStore
 ) -> None:
     await store.park(app._stored.checkpoints.worker_id)
@@ -131,7 +131,7 @@ async def test_a_claim_that_comes_too_late_and_cannot_be_given_back_is_given_bac
 @pytest.mark.parametrize(
     "act", [lambda app: app.cancel("run"), lambda app: app.unpark("run")], ids=["cancel", "unpark"]
 )
-async def test_a_store_that_does_not_answer_holds_up_nobody_who_is_cancelled(
+async def test_a_store_that_does_not_answer_delays_no_caller_that_is_cancelled(
     app: App, store: FlakyStore, act: Callable[[App], Awaitable[None]]
 ) -> None:
     await store.park(app._stored.checkpoints.worker_id)

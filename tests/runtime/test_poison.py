@@ -58,7 +58,7 @@ async def test_unpark_lets_a_poisoned_run_go_on_with_three_new_lives(harness: Pr
     assert [deed for deed in harness.read_effects() if "note" in deed] == ["r note c0", "r note c2"]
 
 
-async def test_a_program_that_asks_for_its_run_at_every_start_is_not_taken_down_for_ever(
+async def test_a_program_that_asks_for_its_run_at_every_start_is_not_taken_down_indefinitely(
     harness: ProcessHarness,
 ) -> None:
     for life in range(3):

@@ -12,7 +12,7 @@ from holdfast.config import WorkerSettings
 from holdfast.core.errors import RunCancelled
 
 
-async def test_what_one_process_submits_another_drives_and_this_one_awaits(fleet_harness: ProcessHarness) -> None:
+async def test_what_one_process_submits_another_executes_and_this_one_awaits(fleet_harness: ProcessHarness) -> None:
     fleet_harness.start("serve")
     async with fleet_harness.app() as app:
         run_id = await app.submit("errand", "note note")
@@ -72,7 +72,7 @@ async def test_a_run_of_an_unknown_agent_is_left_alone_and_visible(harness: Proc
 # -- the same run id ----------------------------------------------------------------------------------------------
 
 
-async def test_a_run_whose_process_was_killed_goes_on_under_the_same_id(fleet_harness: ProcessHarness) -> None:
+async def test_a_run_whose_process_was_killed_continues_under_the_same_id(fleet_harness: ProcessHarness) -> None:
     child = fleet_harness.start("run", "r", "note gate note")
     fleet_harness.wait_for_effect("r gate c1")
     child.kill()

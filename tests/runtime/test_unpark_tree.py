@@ -24,7 +24,7 @@ async def _family_in_doubt(harness: ProcessHarness, app: App) -> str:
     return child
 
 
-async def test_it_goes_on_and_its_child_with_it(harness: ProcessHarness) -> None:
+async def test_it_continues_and_its_child_with_it(harness: ProcessHarness) -> None:
     async with harness.app() as app:
         child = await _family_in_doubt(harness, app)
         await app.unpark("r")

@@ -43,7 +43,7 @@ async def _until(store: RunStore, run_id: str, status: RunStatus) -> RunRecord:
     return record
 
 
-async def test_a_store_that_fails_for_a_moment_ends_no_run_under_way() -> None:
+async def test_a_store_that_fails_for_a_moment_ends_no_run_in_progress() -> None:
     model = Gated()
     agent = Agent(name="agent", model=model)
     probe = ProbeStore(MemoryStore())

@@ -34,7 +34,7 @@ async def test_the_lists_a_caller_gave_are_not_the_stores_own() -> None:
     assert [entry.seq for entry in (await store.load("r")).entries] == [0, 1]
 
 
-async def test_what_was_loaded_does_not_change_when_the_run_goes_on() -> None:
+async def test_what_was_loaded_does_not_change_when_the_run_continues() -> None:
     store, claim = await a_store_with_a_run([an_entry(0)])
     before = await store.load("r")
     seen = msgspec.structs.asdict(before.record), list(before.entries)

@@ -108,9 +108,7 @@ async def test_an_error_in_one_write_fails_that_one_alone(url: str, store: Postg
 
 
 @pytest.mark.parametrize("sqlstate", ["40001", "40P01", "55P03"])
-async def test_a_transaction_that_gave_way_to_others_is_made_again(
-    url: str, store: PostgresStore, sqlstate: str
-) -> None:
+async def test_a_transaction_that_gave_way_to_others_is_repeated(url: str, store: PostgresStore, sqlstate: str) -> None:
     claim = await create_claimed(store, await add_worker(store))
     done(url, "create sequence tries")
     refuse_entries(url, sqlstate, "nextval('tries') <= 3")  # a sequence counts what was rolled back too
@@ -302,7 +300,7 @@ async def test_a_write_larger_than_a_batch_goes_through(store: PostgresStore) ->
     assert [len((await load_bodies(store, claim.run_id))[0]) for claim in claims] == [3_000_000] * 8
 
 
-async def test_a_caller_that_is_cancelled_harms_nobody(store: PostgresStore) -> None:
+async def test_a_caller_that_is_cancelled_harms_no_other(store: PostgresStore) -> None:
     worker = await add_worker(store)
     claims = [await create_claimed(store, worker, make_run(f"run-{n}")) for n in range(10)]
     writes = [asyncio.ensure_future(store.append(claim, make_append(1, b"more"))) for claim in claims]

@@ -63,7 +63,7 @@ async def test_runs_that_write_in_step_are_put_out_of_step(url: str, store: Post
     assert await load_bodies(store, "run-7") == [b"begin", *(b"%d" % seq for seq in range(1, rounds + 1))]
 
 
-async def test_everybody_hears_what_came_of_his_own_write(store: PostgresStore) -> None:
+async def test_each_caller_gets_the_outcome_of_its_own_write(store: PostgresStore) -> None:
     claims = await claimed(store)
     stolen = {n: await store.claim(f"run-{n}", claims[n].worker_id, steal=True) for n in range(5, MANY, 7)}
     async with fail_after_timeout():
@@ -77,7 +77,7 @@ async def test_everybody_hears_what_came_of_his_own_write(store: PostgresStore) 
     assert len(lost) == len(stolen)
 
 
-async def test_a_store_that_is_closed_tells_everybody_first(url: str) -> None:
+async def test_a_store_that_is_closed_notifies_all_callers_first(url: str) -> None:
     async with open_store(url) as store:
         claims = await claimed(store)
         writes = [asyncio.ensure_future(store.append(claim, make_append(1, b"more"))) for claim in claims]

@@ -221,7 +221,7 @@ async def test_who_lost_the_run_does_not_end_it(
     assert await load_contents(witness) == before
 
 
-async def test_a_write_without_entries_makes_nobody_forget(store: PostgresStore, unanswered: Unanswered) -> None:
+async def test_a_write_without_entries_makes_no_store_forget(store: PostgresStore, unanswered: Unanswered) -> None:
     claim = await create_claimed(store, await add_worker(store))
     proof = Append(entries=(), progress=b"progress")
     await unanswered(store.append(claim, make_append(1, b"one")))
@@ -328,7 +328,7 @@ class TestWhatNobodyKnowsToBeHisIsGivenBack:
         await wait_until(lambda: _is(witness, RunStatus.INTERRUPTED))
         assert (await witness.claim("run-1", other)).strikes == 1
 
-    async def test_a_failed_run_that_was_taken_is_not_kept_for_ever(
+    async def test_a_failed_run_that_was_taken_is_not_kept_indefinitely(
         self, store: PostgresStore, witness: PostgresStore, unanswered: Unanswered
     ) -> None:
         worker = await add_worker(store)

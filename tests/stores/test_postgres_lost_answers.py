@@ -177,7 +177,7 @@ class TestAConnectionThatFallsSilent:
         assert proxy.landed.is_set()
         assert await load_bodies(impatient) == [b"begin", b"one"]
 
-    async def test_in_the_end_the_server_is_given_up(self, proxy: CuttingProxy, impatient: PostgresStore) -> None:
+    async def test_the_server_is_finally_given_up(self, proxy: CuttingProxy, impatient: PostgresStore) -> None:
         claim = await create_claimed(impatient, await add_worker(impatient))
         proxy.harm(Harm.FALL_SILENT, WRITE, and_refuse=True)
         async with fail_after_timeout():
@@ -188,7 +188,7 @@ class TestAConnectionThatFallsSilent:
         await impatient.append(claim, make_append(1, b"one"))
         assert await load_bodies(impatient) == [b"begin", b"one"]
 
-    async def test_reading_goes_on_over_another_one(self, proxy: CuttingProxy, impatient: PostgresStore) -> None:
+    async def test_reading_continues_over_another_one(self, proxy: CuttingProxy, impatient: PostgresStore) -> None:
         await create_claimed(impatient, await add_worker(impatient))
         await impatient.load("run-1")
         proxy.harm(Harm.FALL_SILENT, b"load_run")

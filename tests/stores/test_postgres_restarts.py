@@ -128,9 +128,7 @@ def _on_its_own_run(name: str) -> Call:
     return others.get(name, CALLS[name])
 
 
-async def test_every_call_gives_up_in_the_end_and_succeeds_when_the_server_is_back(
-    server: LocalServer, url: str
-) -> None:
+async def test_every_call_finally_gives_up_and_succeeds_when_the_server_is_back(server: LocalServer, url: str) -> None:
     async with open_store(url), open_store(url, timeout=timedelta(seconds=1)) as store:
         claims = {name: await create_claimed(store, await add_worker(store), make_run(name)) for name in CALLS}
         async with down(server), fail_after_timeout():

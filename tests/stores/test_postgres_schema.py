@@ -103,7 +103,7 @@ async def test_a_schema_that_a_newer_holdfast_wrote_is_refused_and_left_alone(ur
 
 
 @pytest.mark.parametrize("version", range(1, VERSION + 1))
-async def test_a_schema_of_every_earlier_version_opens_and_goes_on(url: str, version: int) -> None:
+async def test_a_schema_of_every_earlier_version_opens_and_continues(url: str, version: int) -> None:
     """How what was kept is made: tests/stores/version_fixture.py."""
     restore_postgres(url, version)
     async with open_store(url) as store:

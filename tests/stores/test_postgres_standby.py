@@ -86,7 +86,7 @@ async def test_saves_succeed_again_once_it_leads_to_the_primary(
     assert await load_bodies(store) == [b"begin", b"one"]
 
 
-async def test_what_is_read_is_not_what_the_standby_has_for_ever(
+async def test_what_is_read_is_not_what_the_standby_has_indefinitely(
     address: CuttingProxy, primary: LocalServer, standby: LocalServer, store: PostgresStore, url: str
 ) -> None:
     claim = await create_claimed(store, await add_worker(store))

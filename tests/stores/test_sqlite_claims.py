@@ -67,7 +67,7 @@ async def test_callers_take_turns_over_claims_of_one_run_each(tmp_path: Path) ->
         assert taken == ["busy-0", "quiet-0", "busy-1", "quiet-1", "busy-2", "busy-3"]
 
 
-async def test_with_more_callers_than_are_looked_at_at_once_nobody_is_left_out(
+async def test_with_more_callers_than_are_looked_at_at_once_no_caller_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claiming, "_LANES_PER_SCAN", 4)

@@ -79,7 +79,7 @@ def held_until(resumed: threading.Event, path: Path) -> Iterator[Holder]:
 # -- no room -----------------------------------------------------------------------------------------------------------
 
 
-async def test_without_room_nothing_is_lost_and_with_room_it_goes_on(tmp_path: Path) -> None:
+async def test_without_room_nothing_is_lost_and_with_room_it_continues(tmp_path: Path) -> None:
     factory = "holdfast.stores.from_url:store_from_url"
     async with StoreProcess(factory, f"sqlite:{tmp_path / 'runs.db'}") as store:
         pid, [_, hard] = store.child.identity.pid, resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -189,7 +189,7 @@ async def test_a_locked_database_is_unavailable_after_the_timeout_and_works_agai
 
 
 @pytest.mark.parametrize("quick", [0.0, 60.0], ids=["by the thread", "by the event loop's thread"])
-async def test_the_event_loop_goes_on_while_a_write_waits_for_a_lock(
+async def test_the_event_loop_continues_while_a_write_waits_for_a_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: float
 ) -> None:
     monkeypatch.setattr(writer, "_INLINE_MAX_COMMIT_S", quick)

@@ -201,7 +201,7 @@ async def test_a_relative_path_names_the_same_file_after_a_change_of_directory(
 
 
 @pytest.mark.parametrize("version", range(1, len(load_migrations()) + 1))
-async def test_a_file_of_every_earlier_version_opens_and_goes_on(tmp_path: Path, version: int) -> None:
+async def test_a_file_of_every_earlier_version_opens_and_continues(tmp_path: Path, version: int) -> None:
     """How such a file is made: tests/stores/version_fixture.py."""
     path = tmp_path / "runs.db"
     shutil.copy(FOLDER / f"sqlite-v{version}.db", path)

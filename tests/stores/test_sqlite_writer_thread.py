@@ -139,7 +139,7 @@ async def test_when_the_thread_ends_no_caller_waits_for_it(
         assert "out of order" in str(logged.exc_info[1])
 
 
-async def test_a_close_under_way_ends_when_the_thread_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_close_in_progress_ends_when_the_thread_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with breaking(tmp_path / "runs.db", monkeypatch) as store:
         claim = await create_claimed(store, await add_worker(store))
         woken = await hold(store)

@@ -76,7 +76,7 @@ def test_a_tool_may_change_its_arguments_without_changing_the_conversation() -> 
     assert given == {"anything": {"list": [1]}, "nested": {"deep": {"list": [1]}}}
 
 
-def test_a_mutable_default_is_made_anew_for_every_call() -> None:
+def test_a_mutable_default_is_made_anew_indefinitelyy_call() -> None:
     def collect(into: list[int] = [1]) -> list[int]:  # noqa: B006
         return into
 

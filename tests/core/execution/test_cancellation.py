@@ -127,7 +127,7 @@ async def test_several_cancels_in_a_row_are_no_worse_than_one() -> None:
     await every_moment(cancel_thrice, check)
 
 
-async def test_a_shutdown_at_any_moment_leaves_a_run_that_goes_on_and_sends_nothing_twice() -> None:
+async def test_a_shutdown_at_any_moment_leaves_a_run_that_continues_and_sends_nothing_twice() -> None:
     def shut_down(run: Run, host: SimulatedHost) -> None:
         for run_id in host.executor.active_run_ids:
             execution = host.executor.get_attempt(run_id)
@@ -142,7 +142,7 @@ async def test_a_shutdown_at_any_moment_leaves_a_run_that_goes_on_and_sends_noth
     await every_moment(shut_down, check)
 
 
-async def test_a_death_at_any_moment_leaves_a_run_that_goes_on_and_sends_nothing_twice() -> None:
+async def test_a_death_at_any_moment_leaves_a_run_that_continues_and_sends_nothing_twice() -> None:
     """What is left of the dead process even continues, like a process that was only cut off from the store."""
 
     def die(run: Run, host: SimulatedHost) -> None:
@@ -176,7 +176,7 @@ async def test_a_stop_at_any_moment_settles_the_run_as_it_was_stopped(error: Exc
     await every_moment(stop, check)
 
 
-async def test_a_write_under_way_is_seen_through_before_a_cancel_comes_into_force() -> None:
+async def test_a_write_in_progress_is_seen_through_before_a_cancel_comes_into_force() -> None:
     host = SimulatedHost(settings=CheckpointSettings(retention=REMOVE_DONE))
     reached, go_on = asyncio.Event(), asyncio.Event()
 

@@ -576,7 +576,7 @@ async def test_a_run_is_left_with_its_child_though_another_call_fails_before_tha
     assert (made, await host.list_records()) == (2, [])
 
 
-async def test_a_tool_that_gives_up_on_its_child_ends_it_and_goes_on() -> None:
+async def test_a_tool_that_gives_up_on_its_child_ends_it_and_continues() -> None:
     host = SimulatedHost()
 
     async def hangs(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
@@ -804,7 +804,7 @@ async def test_a_cancel_while_the_children_of_a_call_are_ended_waits_for_them() 
     assert (host.executor.active_run_ids, await host.list_records()) == (frozenset(), [])
 
 
-async def test_a_child_that_was_resumed_by_hand_goes_on_under_its_parent() -> None:
+async def test_a_child_that_was_resumed_by_hand_continues_under_its_parent() -> None:
     host = SimulatedHost()
     with pytest.raises(Shutdown):
         await host.executor.run(parent_of(Child(stop=1).agent, "never"), "go", run_id="p")

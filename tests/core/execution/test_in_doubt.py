@@ -92,7 +92,7 @@ async def test_a_worker_that_has_lost_its_claim_does_not_reconcile() -> None:
 
 
 @pytest.mark.parametrize("effect", ["pure", "idempotent"])
-async def test_a_harmless_call_in_doubt_is_made_again_with_the_same_key(effect: str) -> None:
+async def test_a_harmless_call_in_doubt_is_repeated_with_the_same_key(effect: str) -> None:
     world = World()
     host = await left_in_doubt(world, effect=effect)
     # A pure call may be started before its reply is durable: then the model is called again, which is not repeated work
@@ -116,7 +116,7 @@ async def test_a_once_call_is_durable_before_it_starts() -> None:
     assert seen == [[EntryKind.BEGIN, EntryKind.MESSAGE, EntryKind.MESSAGE]]
 
 
-async def test_a_once_call_in_doubt_is_told_to_the_model_and_never_made_again() -> None:
+async def test_a_once_call_in_doubt_is_reported_to_the_model_and_never_repeated() -> None:
     world = World()
     shown = await after(world, await left_in_doubt(world))
     assert (shown.content, shown.error, world.sent) == (UNKNOWN_OUTCOME, True, [])
@@ -199,7 +199,7 @@ async def test_a_call_that_happened_has_the_result_that_was_found() -> None:
     assert (shown.content, shown.error, world.sent) == ({"id": 7}, False, [])
 
 
-async def test_a_call_that_happened_with_a_result_that_cannot_be_stored_is_not_made_again() -> None:
+async def test_a_call_that_happened_with_a_result_that_cannot_be_stored_is_not_repeated() -> None:
     world = World()
     shown = await after(world, await left_in_doubt(world), reconcile=_verdict(Completed(b"raw")))
     assert shown.error

@@ -66,7 +66,7 @@ async def test_a_quick_harmless_call_shares_one_write_with_its_reply() -> None:
     assert host.store.kinds[:2] == [BEGUN, [EntryKind.MESSAGE, EntryKind.MESSAGE, EntryKind.STEP]]
 
 
-async def test_a_harmless_call_whose_reply_was_written_is_made_again_without_asking_the_model() -> None:
+async def test_a_harmless_call_whose_reply_was_written_is_repeated_without_asking_the_model() -> None:
     clock = ManualClock()
     host, slow = SimulatedHost(clock=clock), Slow()
     run = await begun(host, slow)

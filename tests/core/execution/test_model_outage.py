@@ -60,7 +60,7 @@ def read_retry(record: RunRecord) -> RetryState:
     return decode(record.progress, Progress).retry
 
 
-async def test_a_call_that_fails_for_a_while_is_made_again() -> None:
+async def test_a_call_that_fails_for_a_while_is_repeated() -> None:
     clock, events = ManualClock(), Events()
     model = FlakyModel(Busy("slow down"), ConnectionResetError(), TimeoutError("late"))
     agent = Agent(name="a", model=model, retry=FOUR)

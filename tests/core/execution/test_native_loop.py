@@ -139,7 +139,7 @@ def _call_with(call_id: str, name: str, arguments: Any) -> Any:
     return type(made)(id=made.id, name=made.name, arguments=arguments)
 
 
-async def test_a_tool_that_does_not_exist_is_told_to_the_model_with_those_that_do() -> None:
+async def test_a_tool_that_does_not_exist_is_reported_to_the_model_with_those_that_do() -> None:
     @tool
     async def double(n: int) -> None: ...
 
@@ -200,7 +200,7 @@ async def test_a_tool_that_says_so_ends_the_run_with_its_error_and_its_siblings_
     assert len(model.requests) == 1
 
 
-async def test_a_result_that_cannot_be_stored_is_told_to_the_model() -> None:
+async def test_a_result_that_cannot_be_stored_is_reported_to_the_model() -> None:
     @tool
     async def picture() -> bytes:
         return b"\x89PNG"
@@ -210,7 +210,7 @@ async def test_a_result_that_cannot_be_stored_is_told_to_the_model() -> None:
     assert "the result of picture would come back changed" in result.content
 
 
-async def test_a_cancel_that_a_tool_lets_out_is_told_to_the_model_like_any_error() -> None:
+async def test_a_cancel_that_a_tool_lets_out_is_reported_to_the_model_like_any_error() -> None:
     @tool
     async def impatient() -> None:
         task = asyncio.create_task(asyncio.Event().wait())
@@ -229,7 +229,7 @@ async def fail_in_a_group() -> None:
         group.create_task(broken())
 
 
-async def test_a_failed_task_group_of_a_tool_is_told_to_the_model_like_any_error() -> None:
+async def test_a_failed_task_group_of_a_tool_is_reported_to_the_model_like_any_error() -> None:
     """Up to Python 3.12 it leaves its task as if the task had been cancelled."""
 
     @tool
@@ -245,7 +245,7 @@ async def test_a_failed_task_group_of_a_tool_is_told_to_the_model_like_any_error
     assert [result.content.partition(":")[0] for result in results] == ["ExceptionGroup", "ZeroDivisionError"]
 
 
-async def test_a_cancel_that_a_tool_lets_out_after_a_failed_task_group_is_told_to_the_model() -> None:
+async def test_a_cancel_that_a_tool_lets_out_after_a_failed_task_group_is_reported_to_the_model() -> None:
     @tool
     async def impatient() -> None:
         with contextlib.suppress(BaseExceptionGroup):

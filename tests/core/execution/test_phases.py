@@ -213,7 +213,7 @@ def pipeline(*stages: Stage) -> Agent:
 @pytest.mark.parametrize("dies", [False, True])
 @pytest.mark.parametrize("phase", [0, 1, 2])
 @pytest.mark.parametrize("reply", [0, 1, 2])
-async def test_a_pipeline_goes_on_inside_the_interrupted_phase(phase: int, reply: int, dies: bool) -> None:
+async def test_a_pipeline_continues_inside_the_interrupted_phase(phase: int, reply: int, dies: bool) -> None:
     whole = [Stage("one"), Stage("two"), Stage("three")]
     expected = await Executor().run(pipeline(*whole), "go")
     assert expected.steps == 9
@@ -331,7 +331,7 @@ async def test_a_run_in_a_phase_that_this_agent_does_not_have_there_is_left(stop
     assert [phase.output for phase in result.phases] == ["COLLECT", "SUM UP", "PUBLISH"]
 
 
-async def test_phases_after_the_one_under_way_may_change() -> None:
+async def test_phases_after_the_one_in_progress_may_change() -> None:
     host = await interrupted(stages("collect", "sum up", "publish", stop="sum up"))
     result = await SimulatedHost(host.inner).resume(stages("collect", "sum up", "review", "print"), "r")
     assert [phase.output for phase in result.phases] == ["COLLECT", "SUM UP", "REVIEW", "PRINT"]
@@ -361,7 +361,7 @@ async def test_a_phase_in_which_nothing_was_said_yet_may_become_a_conversation_w
 
 
 @pytest.mark.parametrize("after", [["collect", "sum up", "publish"], ["collect", "review", "publish"]], ids=str)
-async def test_a_run_that_was_saved_without_the_name_of_its_phase_goes_on(after: list[str]) -> None:
+async def test_a_run_that_was_saved_without_the_name_of_its_phase_continues(after: list[str]) -> None:
     host = await interrupted(stages("collect", "sum up", "publish", stop="sum up"))
     await without_phase_name(host)
     result = await SimulatedHost(host.inner).resume(stages(*after), "r")
@@ -369,14 +369,14 @@ async def test_a_run_that_was_saved_without_the_name_of_its_phase_goes_on(after:
 
 
 @pytest.mark.parametrize("after", [[], ["collect"]], ids=str)
-async def test_without_the_name_it_is_still_known_that_a_further_phase_is_under_way(after: list[str]) -> None:
+async def test_without_the_name_it_is_still_known_that_a_further_phase_is_in_progress(after: list[str]) -> None:
     host = await interrupted(stages("collect", "sum up", stop="sum up"))
     await without_phase_name(host)
     with pytest.raises(MissingDefinition, match=r"finished the phases \['collect'\]"):
         await SimulatedHost(host.inner).resume(stages(*after), "r")
 
 
-async def test_a_conversation_without_phases_goes_on_as_the_first_of_those_that_the_agent_has_now() -> None:
+async def test_a_conversation_without_phases_continues_as_the_first_of_those_that_the_agent_has_now() -> None:
     host = await interrupted(Agent(name="a", model=Stage("never", stop=1), tools=[look]))
     result = await SimulatedHost(host.inner).resume(stages("write", "review"), "r")
     assert [phase.output for phase in result.phases] == ["WRITE", "REVIEW"]

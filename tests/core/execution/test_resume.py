@@ -189,7 +189,7 @@ async def test_a_released_batch_keeps_every_result_that_came(throttle: timedelta
     assert resumption.state.own_usage.tool_calls == 3
 
 
-async def test_a_finished_call_stays_made_when_whoever_is_told_of_it_raises() -> None:
+async def test_a_finished_call_stays_made_when_a_listener_raises() -> None:
     host = SimulatedHost(ports=Ports(listener=StopsAtACall()))
     made: list[str] = []
 

@@ -117,7 +117,7 @@ async def test_runs_that_were_stopped_are_left_as_they_were_saved(
     assert (result.output, result.steps, len(model.requests)) == ("done", 2, 1)
 
 
-async def test_a_write_under_way_is_not_waited_for(host: SimulatedHost, clock: ManualClock, silence: Silence) -> None:
+async def test_a_write_in_progress_is_not_waited_for(host: SimulatedHost, clock: ManualClock, silence: Silence) -> None:
     async def last(messages: Sequence[Message]) -> Reply:
         silence.begin()
         return Reply(text="never saved")

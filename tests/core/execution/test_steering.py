@@ -48,7 +48,7 @@ async def test_a_message_is_steered_in_between_two_steps() -> None:
     )
 
 
-async def test_a_message_that_cannot_be_stored_is_refused_and_the_run_goes_on() -> None:
+async def test_a_message_that_cannot_be_stored_is_refused_and_the_run_continues() -> None:
     host = SimulatedHost()
 
     @tool(effect="pure")

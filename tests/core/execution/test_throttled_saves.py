@@ -27,7 +27,7 @@ async def look() -> str:
     return "seen"
 
 
-async def test_the_result_of_a_once_call_is_saved_while_its_siblings_are_under_way() -> None:
+async def test_the_result_of_a_once_call_is_saved_while_its_siblings_are_in_progress() -> None:
     host, paid = SimulatedHost(settings=THROTTLED), 0
 
     def agent(model: ScriptedModel, *, waits: bool) -> Agent:

@@ -121,7 +121,7 @@ def test_wrong_options_are_refused(options: dict[str, Any]) -> None:
         def look() -> None: ...
 
 
-async def test_a_shutdown_ends_the_pause_of_a_call_and_it_is_made_again_after_the_resume() -> None:
+async def test_a_shutdown_ends_the_pause_of_a_call_and_it_is_repeated_after_the_resume() -> None:
     clock, made, up = ManualClock(), 0, False
 
     @tool(effect="pure", retry=THREE)

@@ -182,7 +182,7 @@ async def test_a_cancel_that_the_runs_own_code_lets_out_is_no_cancel_of_the_call
 
 
 @pytest.mark.parametrize("end", ["done", ValueError("broken"), RunParked("approval"), Shutdown("now")], ids=repr)
-async def test_whoever_joined_a_run_is_told_how_it_ended_and_not_that_its_caller_was_cancelled(
+async def test_a_caller_that_joined_a_run_learns_how_it_ended_and_not_that_its_caller_was_cancelled(
     end: str | Exception,
 ) -> None:
     host = SimulatedHost()
@@ -220,7 +220,7 @@ async def test_whoever_joined_a_run_is_told_how_it_ended_and_not_that_its_caller
         assert result.output == end
 
 
-async def test_whoever_joined_a_run_that_is_cancelled_with_its_caller_is_told_so() -> None:
+async def test_a_caller_that_joined_a_run_learns_that_it_was_cancelled() -> None:
     host = SimulatedHost()
     begun = asyncio.Event()
 
@@ -508,7 +508,7 @@ async def test_a_store_that_does_not_answer_before_a_once_tool_interrupts_the_ru
     assert await host.get_statuses() == {"r": RunStatus.INTERRUPTED}
 
 
-async def test_a_run_that_is_claimed_anew_while_it_is_live_here_goes_on_under_the_new_claim() -> None:
+async def test_a_run_that_is_claimed_anew_while_it_is_live_here_continues_under_the_new_claim() -> None:
     host = SimulatedHost()
     begun = asyncio.Event()
 

@@ -144,7 +144,7 @@ async def test_the_prompt_is_the_only_parameter_without_a_value() -> None:
             await app.run(nothing, "Ann")
 
 
-async def test_a_recorded_step_is_not_made_again_and_has_the_same_value() -> None:
+async def test_a_recorded_step_is_not_repeated_and_has_the_same_value() -> None:
     made: list[str] = []
     dies = Dying()
 

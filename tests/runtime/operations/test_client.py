@@ -168,7 +168,7 @@ async def in_doubt(harness: ProcessHarness, app: App) -> None:
 
 
 @pytest.mark.parametrize("answers", [{"c0": {"receipt": 7}}, {}], ids=["answered", "not answered"])
-async def test_a_person_says_what_became_of_a_call_in_doubt(
+async def test_a_person_gives_the_outcome_of_a_call_in_doubt(
     harness: ProcessHarness, answers: dict[str, object]
 ) -> None:
     async with harness.app() as app:

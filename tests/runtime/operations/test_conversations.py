@@ -144,7 +144,7 @@ async def test_an_id_belongs_to_one_message_however_old_it_is() -> None:
     assert len(model.requests) == 12
 
 
-async def test_an_id_of_a_message_under_way_belongs_to_it_too() -> None:
+async def test_an_id_of_a_message_in_progress_belongs_to_it_too() -> None:
     model = Gate()
     async with App([Agent(name="a", model=model)], MemoryStore()) as app:
         chat = app.conversation("a", "k")
@@ -290,7 +290,7 @@ async def test_a_message_that_interrupts_ends_the_turn_at_its_next_step_and_goes
     assert [type(message) for message in model.requests[1]] == [User, Reply, ToolResult, User]
 
 
-async def test_a_message_is_rejected_while_a_turn_is_under_way_or_queued() -> None:
+async def test_a_message_is_rejected_while_a_turn_is_in_progress_or_queued() -> None:
     model = Gate()
     async with App([Agent(name="a", model=model)], MemoryStore()) as app:
         chat = app.conversation("a", "k")
