@@ -67,7 +67,7 @@ async def test_a_run_id_that_is_live_already_is_refused_and_the_live_run_is_not_
 
     first = asyncio.create_task(host.executor.run(Agent(name="a", model=model), "go", run_id="r"))
     await begun.wait()
-    with pytest.raises(RunAlreadyRunning, match="await that one, or choose another id"):
+    with pytest.raises(RunAlreadyRunning, match="wait for it, or choose another id"):
         await host.executor.run(Agent(name="a", model=ScriptedModel("second")), "go", run_id="r")
     go_on.set()
     assert (await first).output == "first"
@@ -132,10 +132,10 @@ async def test_a_prompt_that_cannot_be_encoded_is_refused_before_the_model_is_as
     assert await host.list_records() == []
 
 
-async def test_a_message_that_cannot_be_encoded_is_refused_and_nothing_that_was_saved_is_lost() -> None:
+async def test_a_reply_with_absurd_usage_is_refused_and_nothing_that_was_saved_is_lost() -> None:
     host = SimulatedHost(settings=KEPT)
-    model = ScriptedModel(tool_reply(call("1", "look")), Reply(text="half a pair \ud800"))
-    with pytest.raises(PayloadError, match="cannot be stored"):
+    model = ScriptedModel(tool_reply(call("1", "look")), Reply(text="x", usage=Usage(input_tokens=-1)))
+    with pytest.raises(InvalidReply, match="input_tokens=-1"):
         await host.executor.run(Agent(name="a", model=model, tools=[look]), "go", run_id="r")
     assert await host.get_statuses() == {"r": RunStatus.FAILED}
     better = ScriptedModel("", "mended")
@@ -186,16 +186,14 @@ async def test_hard_values_in_arguments_and_results_round_trip_through_a_resume(
 @pytest.mark.parametrize(
     "value", ["\ud800", float("nan"), b"x", 10**5000, {1: 2}], ids=lambda value: type(value).__name__
 )
-async def test_arguments_that_would_be_changed_are_refused(value: Any) -> None:
-    host = SimulatedHost(settings=KEPT)
+async def test_arguments_that_would_be_changed_are_reported(value: Any) -> None:
     reply = Reply(tool_calls=[ToolCall(id="2", name="look", arguments={"value": value})])
-    with pytest.raises(PayloadError, match="the arguments of 'look'"):
-        await host.executor.run(
-            Agent(name="a", model=ScriptedModel(tool_reply(call("1", "look")), reply), tools=[look]), "", run_id="r"
-        )
-    assert (
-        await SimulatedHost(host.inner).resume(Agent(name="a", model=ScriptedModel("", "ok"), tools=[look]), "r")
-    ).steps == 2
+    model = ScriptedModel(tool_reply(call("1", "look")), reply, "ok")
+    result = await SimulatedHost(settings=KEPT).executor.run(Agent(name="a", model=model, tools=[look]), "", run_id="r")
+    assert (result.output, result.steps) == ("ok", 3)
+    last = model.requests[-1][-1]
+    assert isinstance(last, ToolResult)
+    assert last.content.startswith("The arguments cannot be read")
 
 
 # -- replies of the wrong shape ---------------------------------------------------------------------------------------
@@ -233,7 +231,7 @@ async def test_a_reply_of_the_wrong_shape_is_refused_and_nothing_that_was_saved_
     async def odd(messages: Sequence[Message]) -> Reply:
         return reply  # type: ignore[no-any-return]
 
-    with pytest.raises(InvalidReply, match=r"return a holdfast Reply|has to|have to|wrong type|share an id"):
+    with pytest.raises(InvalidReply, match=r"return a holdfast Reply|has to|have to|wrong type|share an id|usage of"):
         await host.executor.run(
             Agent(name="a", model=ScriptedModel(tool_reply(call("1", "look")), odd), tools=[look]), "", run_id="r"
         )

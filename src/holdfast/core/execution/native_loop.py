@@ -29,6 +29,7 @@ from holdfast.core.run.messages import (
     NATIVE_CODEC,
     NO_USAGE,
     ONE_REQUEST,
+    UNREADABLE_ARGUMENTS,
     MessageCodec,
     Reply,
     System,
@@ -255,6 +256,9 @@ class _Conversation:
             return _RefusedCall(
                 call, f"There is no tool {call.name!r}. Known tools: {', '.join(self._tools) or 'none'}."
             )
+        if isinstance(call.arguments, dict) and UNREADABLE_ARGUMENTS in call.arguments:
+            reason = call.arguments[UNREADABLE_ARGUMENTS]
+            return _RefusedCall(call, f"The arguments cannot be read: {reason}. The tool was not called.")
         try:
             arguments = tool.check(call.arguments)
         except ValueError as exc:

@@ -5,6 +5,7 @@ it would scan the transcripts of all runs repeatedly; `holdfast.stores.sqlite.wr
 """
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -156,12 +157,24 @@ class NativeCodec(JsonCodec):
 NATIVE_CODEC = NativeCodec(Message)
 
 
+#: Stands in place of arguments that no store can keep, with the reason. No parameter of a tool has this name.
+UNREADABLE_ARGUMENTS = "unreadable arguments"
+
+#: What a model may report of one call, at most.
+_MAX_COUNT, _MAX_COST_USD = 10**12, 1e9
+
+_HALF_PAIRS = re.compile("[\ud800-\udfff]")
+
+
 def validate_reply(reply: Any) -> Reply:
     """Return `reply` as a store would return it, the arguments of its calls lowered to plain data.
 
+    Half a surrogate pair becomes U+FFFD. Arguments that cannot be stored are replaced with the reason: the loop reports
+    it to the model.
+
     Raises:
-        InvalidReply: it is not a `Reply`, a field has the wrong type, or two of its calls share an id.
-        PayloadError: a store would return it changed.
+        InvalidReply: it is not a `Reply`, a field has the wrong type, two of its calls share an id, or its usage is
+            negative or absurd.
     """
     if not isinstance(reply, Reply):
         raise InvalidReply(f"the model returned {type(reply).__name__}: return a holdfast Reply")
@@ -171,7 +184,10 @@ def validate_reply(reply: Any) -> Reply:
     if len(calls) > 1 and len({call.id for call in calls}) < len(calls):
         raise InvalidReply(f"two tool calls of one reply share an id: {[call.id for call in calls]}")
     own = Reply(text=reply.text, tool_calls=calls, usage=reply.usage)
-    return own if _is_json_safe(own) else _round_trip(own)
+    if _is_json_safe(own):
+        return own
+    _check_usage(own.usage)
+    return _round_trip(own)
 
 
 def _validate_call(call: Any) -> ToolCall:
@@ -179,8 +195,15 @@ def _validate_call(call: Any) -> ToolCall:
         raise InvalidReply("the tool calls of a reply have to be a list of ToolCall")
     if not call.id or not call.name:
         raise InvalidReply("every tool call of a reply has to have an id and a name")
-    arguments = to_json_value(call.arguments, f"the arguments of {call.name!r}")
+    try:
+        arguments = to_json_value(call.arguments, "the arguments")
+    except PayloadError as exc:
+        arguments = {UNREADABLE_ARGUMENTS: _replace_half_pairs(str(exc))}
     return ToolCall(id=call.id, name=call.name, arguments=arguments)
+
+
+def _replace_half_pairs(text: Any) -> Any:
+    return _HALF_PAIRS.sub("\ufffd", text) if isinstance(text, str) else text
 
 
 def _is_json_safe(reply: Reply) -> bool:
@@ -192,13 +215,29 @@ def _is_json_safe(reply: Reply) -> bool:
         counts = (usage.input_tokens, usage.output_tokens, usage.reasoning_tokens, usage.requests, usage.tool_calls)
         if set(map(type, counts)) != {int}:
             return False
+        if min(counts) < 0 or max(counts) > _MAX_COUNT or not 0 <= usage.cost_usd <= _MAX_COST_USD:
+            return False
     for call in reply.tool_calls:
         if type(call.id) is not str or not call.id.isascii() or type(call.name) is not str or not call.name.isascii():
             return False
     return type(reply.text) is str and reply.text.isascii()
 
 
+def _check_usage(usage: Any) -> None:
+    """Refuse numbers that would make budgets and bounds meaningless. Wrong types are found elsewhere."""
+    values = msgspec.structs.asdict(usage) if isinstance(usage, Usage) else {}
+    for name, value in values.items():
+        most = _MAX_COST_USD if name == "cost_usd" else _MAX_COUNT
+        if isinstance(value, int | float) and not 0 <= value <= most:
+            raise InvalidReply(f"the usage of a reply has {name}={value!r}: give a number from 0 to {most:g}")
+
+
 def _round_trip(reply: Reply) -> Reply:
+    calls = tuple(
+        ToolCall(id=_replace_half_pairs(call.id), name=_replace_half_pairs(call.name), arguments=call.arguments)
+        for call in reply.tool_calls
+    )
+    reply = Reply(text=_replace_half_pairs(reply.text), tool_calls=calls, usage=reply.usage)
     try:
         stored: Reply = NATIVE_CODEC.decode(NATIVE_CODEC.encode(reply))
     except msgspec.ValidationError as exc:
