@@ -88,7 +88,7 @@ CASES: dict[str, tuple[Batch, Send, Any]] = {
     ),
     "result": ([("1", "render", {})], lambda app, waiter: app.complete_call(waiter.tokens[0], "sea.png"), "sea.png"),
     "signal": (
-        [("1", "wait_for", {"name": "paid", "timeout_seconds": 3600})],
+        [("1", "wait_for", {"name": "paid", "timeout": 3600})],
         lambda app, waiter: app.signal("r", "paid", {"euro": 5}),
         {"euro": 5},
     ),

@@ -170,7 +170,10 @@ class ToolCalls:
         self._repeated.discard(request.call_id)
         self._in_doubt.discard(request.call_id)
         if not self._open:
-            force = self._cancel_intent() or force
+            if self._intent_pending:
+                self._intent_pending = False
+                attempt.services.intent_timer.cancel(self)
+                force = force or self._has_idempotent_call
             self._has_once_call = self._has_idempotent_call = False
         await attempt.saver.save(force=force)
         if attempt.services.ports.budget is not None:
@@ -364,7 +367,11 @@ class ToolCalls:
 
     def end_step(self) -> bool:
         """Forget the batch: all its results are in the history. Return whether they have to be saved at once."""
-        force = self._cancel_intent() or self._has_once_call
+        force = self._has_once_call
+        if self._intent_pending:
+            self._intent_pending = False
+            self._attempt.services.intent_timer.cancel(self)
+            force = force or self._has_idempotent_call
         self._has_once_call = self._has_idempotent_call = False
         self._open.clear()
         self._not_started.clear()
@@ -375,14 +382,6 @@ class ToolCalls:
         return force
 
     # -- the intent of pure and idempotent calls ----------------------------------------------------------------
-
-    def _cancel_intent(self) -> bool:
-        """Do not save the intent. Return whether the results have to be saved at once instead."""
-        if not self._intent_pending:
-            return False
-        self._intent_pending = False
-        self._attempt.services.intent_timer.cancel(self)
-        return self._has_idempotent_call
 
     def save_intent(self) -> None:
         """Save the reply while its calls are running: for the intent timer."""

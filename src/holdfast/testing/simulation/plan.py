@@ -139,7 +139,7 @@ def _make_step(rng: random.Random, number: int, depth: int = 0) -> Step:
     if draw < 0.1:
         return [("sleep", {"seconds": rng.choice((0, 1, 5))})]
     if draw < 0.2:
-        return [("wait_for", {"name": f"s{number}", "timeout_seconds": rng.choice((1, 15))})]
+        return [("wait_for", {"name": f"s{number}", "timeout": rng.choice((1, 15))})]
     if draw < 0.3 and depth == 0:
         steps = [_make_step(rng, each, depth + 1) for each in range(rng.choice((1, 2)))]
         return [("child", {"steps": steps})]
