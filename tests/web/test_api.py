@@ -129,6 +129,21 @@ async def test_a_call_is_approved_with_other_arguments(site: Site, ann: httpx.As
     check_problem(await ann.post("/runs/pay-1/answers", json=answer), 404, "NotWaiting")
 
 
+async def test_what_waits_is_listed_with_the_digest_for_the_answer(site: Site, ann: httpx.AsyncClient) -> None:
+    await submit(ann, "pend-1", "pay=70")
+    await wait_for_status(ann, "pend-1", "waiting")
+    listed = (await ann.get("/pending", params={"agent": "clerk", "tool": "pay"})).json()["calls"]
+    [call] = [each for each in listed if each["run_id"] == "pend-1"]
+    assert (call["call_id"], call["arguments"], call["state"]) == ("c0", {"amount": 70}, "needs approval")
+    assert "token_hash" not in call
+    assert (await ann.get("/pending", params={"tool": "other"})).json() == {"calls": []}
+    async with site.client("bob") as bob:
+        assert all(each["run_id"] != "pend-1" for each in (await bob.get("/pending")).json()["calls"])
+    answer = {"kind": "approve", "call_id": "c0", "digest": call["digest"]}
+    assert (await ann.post("/runs/pend-1/answers", json=answer)).status_code == 202
+    assert (await fetch_result(ann, "pend-1")).json()["output"] == "did | pay=70"
+
+
 async def test_a_call_is_denied(site: Site, ann: httpx.AsyncClient) -> None:
     await submit(ann, "pay-2", "pay")
     await wait_for_status(ann, "pay-2", "waiting")

@@ -33,37 +33,38 @@ class _LocalServer(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serve_locally(site: ASGIApp, port: int, *, path: Path | None = None) -> AsyncIterator[str]:
+async def serve_locally(site: ASGIApp, port: int, *, host: str = HOST, path: Path | None = None) -> AsyncIterator[str]:
     """Serve `site` on this machine while the context is open, on the loopback address or on a Unix socket.
 
     Yields the URL, or the path of the socket.
 
     Args:
         port: 0 is any free one.
+        host: the address to listen on. Give another one only to a site that authenticates everyone.
         path: of a Unix socket, used instead of the port. Only the user of this process may connect.
 
     Raises:
         AddressInUse: another process uses the port or the socket.
     """
-    with _listen(port) if path is None else _listen_on_path(path) as listener:
+    with _listen(host, port) if path is None else _listen_on_path(path) as listener:
         config = uvicorn.Config(
             site, lifespan="off", log_level="warning", proxy_headers=False, timeout_graceful_shutdown=_GRACE
         )
         server = _LocalServer(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
-            yield str(path) if path is not None else f"http://{HOST}:{listener.getsockname()[1]}"
+            yield str(path) if path is not None else f"http://{host}:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
             await serving
 
 
-def _listen(port: int) -> socket.socket:
+def _listen(host: str, port: int) -> socket.socket:
     try:
-        return socket.create_server((HOST, port))
+        return socket.create_server((host, port))
     except OSError as exc:
         reason = os.strerror(exc.errno) if exc.errno else str(exc)
-        raise AddressInUse(f"port {port} of {HOST} cannot be used: {reason}; choose another one") from exc
+        raise AddressInUse(f"port {port} of {host} cannot be used: {reason}; choose another one") from exc
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from holdfast.core.run.turns import TurnStatus
 from holdfast.core.run.waiting import Answer, Approve, Deny, Value, WaitingCall
 from holdfast.runtime.operations.conversations import When
 from holdfast.runtime.operations.verdicts import Verdict
+from holdfast.runtime.reading.transcript import CallRecord
 
 #: The media type of errors (RFC 9457).
 PROBLEM_JSON = "application/problem+json"
@@ -54,6 +55,12 @@ RunRequestBody = msgspec.defstruct(
     omit_defaults=True,
     forbid_unknown_fields=True,
 )
+
+
+class PendingCalls(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls that wait for a person, or for the result of an external call, oldest run first."""
+
+    calls: tuple[CallRecord, ...]
 
 
 class MessageRequest(_Body, frozen=True, kw_only=True):

@@ -33,6 +33,7 @@ def paths(server: UIServer) -> list[str]:
         "/inbox",
         "/inbox/approve",
         "/fleet",
+        "/agents?agent=reader",
         "/new",
         "/bulk?action=cancel",
         "/runs/axe-pay",

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 
 import httpx
 import pytest
@@ -20,6 +21,7 @@ from holdfast.app import App
 from holdfast.batteries.budget import Budget, Limit
 from holdfast.batteries.schedule import Schedule
 from holdfast.config import WorkerSettings
+from holdfast.runtime.reading.formatting import format_cost
 from holdfast.web.auth import Principal
 from holdfast.web.ui import make_ui
 
@@ -129,9 +131,38 @@ def test_the_demo_shows_a_living_fleet(page: Page) -> None:
         page.get_by_role("link", name="Fleet").click()
         expect(page.get_by_role("region", name="Schedules")).to_contain_text("morning digest")
         expect(page.get_by_role("region", name="Budgets")).to_contain_text("of $25.00")
-        expect(page.get_by_role("region", name="Workers")).to_contain_text("serves this page")
+        workers = page.get_by_role("region", name="Workers")
+        expect(workers).to_contain_text(re.compile("busy|idle"))
+        expect(workers).not_to_contain_text("serves this page")
         page.goto("about:blank")
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
         process.stdout.close()
+
+
+def test_agents_have_their_failures_costs_and_the_last_error_of_each_tool(server: UIServer, page: Page) -> None:
+    server.submit("reader", "Read both pages.", "agent-read")
+    server.submit("broken", "Try.", "agent-broken")
+    server.wait_for("agent-read", "done")
+    server.wait_for("agent-broken", "failed")
+    page.goto(server.url)
+    page.get_by_role("link", name="Agents").click()
+    row = page.locator("tbody tr", has_text="broken")
+    expect(row).to_contain_text("100.0 %")
+    page.get_by_role("link", name="reader", exact=True).click()
+    tools = page.get_by_role("table", name="Tools of reader")
+    expect(tools.locator("tbody tr")).to_have_count(1)
+    expect(tools).to_contain_text("read_page")
+    run = server.call(server.app.get("agent-read"))
+    expect(page.locator("tbody tr", has_text="reader").first).to_contain_text(format_cost(run.usage.cost_usd))
+
+
+def test_a_page_that_takes_no_runs_is_no_worker(page: Page, tmp_path: Path) -> None:
+    def build(store: str) -> App:
+        return App([], store, worker=WorkerSettings(take_runs=False, handle_signals=False))
+
+    with UIServer(f"sqlite:{tmp_path / 'runs.db'}", build_app=build) as server:
+        page.goto(f"{server.url}/fleet")
+        expect(page.get_by_role("region", name="Workers")).to_contain_text("No worker is registered.")
+        page.goto("about:blank")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlencode
 
 import httpx
 import pytest
@@ -59,8 +60,10 @@ def test_every_response_has_a_strict_policy(server: UIServer) -> None:
 
 def test_the_files_of_the_page_are_small() -> None:
     root = Path(make_ui.__code__.co_filename).parent
-    files = [file for folder in ("static", "templates") for file in (root / folder).rglob("*") if file.is_file()]
-    assert sum(file.stat().st_size for file in files) < 150_000
+    files = [file for file in (root / "static").rglob("*") if file.is_file()]
+    assert sum(file.stat().st_size for file in files) < 100_000, "what a browser loads"
+    templates = [file.stat().st_size for file in (root / "templates").rglob("*.html")]
+    assert sum(templates) < 75_000
 
 
 def test_a_user_sees_only_the_own_runs(mounted: UIServer, page: Page) -> None:
@@ -106,7 +109,17 @@ def test_a_change_from_another_origin_is_refused(server: UIServer, headers: dict
 
 def test_hostile_text_stays_text(server: UIServer, page: Page) -> None:
     payloads = server.call(store_hostile_run(server.app.store, "hostile"))
-    for path in ("/", "/?q=script", "/inbox", "/runs/hostile", "/runs/hostile?q=script", "/runs/hostile/content/1/0"):
+    agents = f"/agents?{urlencode({'agent': '<script>window.hacked = 1</script>'})}"
+    for path in (
+        "/",
+        "/?q=script",
+        "/inbox",
+        agents,
+        "/fleet",
+        "/runs/hostile",
+        "/runs/hostile?q=script",
+        "/runs/hostile/content/1/0",
+    ):
         page.goto(server.url + path)
         if path.startswith("/runs/hostile") and "q=" not in path and "content" not in path:
             for call in page.locator("details").all():
@@ -154,6 +167,37 @@ def test_holdfast_ui_prints_a_link_whose_token_is_exchanged_for_a_cookie(
         expect(page).to_have_url(f"{address}/")
         [cookie] = page.context.cookies()
         assert (cookie.get("sameSite"), cookie.get("httpOnly")) == ("Strict", True)
+        page.goto("about:blank")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        process.stdout.close()
+
+
+def test_holdfast_ui_refuses_an_address_for_others_without_a_token_and_takes_one_from_a_file(
+    page: Page, tmp_path: Path
+) -> None:
+    store = f"sqlite:{tmp_path / 'runs.db'}"
+    with UIServer(store):
+        pass
+    command = [sys.executable, "-m", "holdfast", "ui", "--store", store, "--port", "0"]
+    refused = subprocess.run([*command, "--host", "0.0.0.0"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "--token-file" in refused.stderr
+    file = tmp_path / "token"
+    file.write_text("short\n")
+    short = subprocess.run([*command, "--token-file", str(file)], capture_output=True, text=True, check=False)
+    assert (short.returncode, "16 characters" in short.stderr) == (1, True)
+    file.write_text("a-token-of-my-own\n")
+    process = subprocess.Popen([*command, "--token-file", str(file)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        link = process.stdout.readline().strip()
+        assert "a-token-of-my-own" not in link
+        address = link.partition("/login")[0]
+        assert httpx.get(address).status_code == 401
+        page.goto(f"{address}/login?token=a-token-of-my-own")
+        expect(page.get_by_role("heading", name="No runs yet")).to_be_visible()
         page.goto("about:blank")
     finally:
         process.send_signal(signal.SIGTERM)

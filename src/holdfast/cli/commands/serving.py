@@ -1,6 +1,7 @@
 """Commands that stay: worker with its memory bound and probes, serve, ui, mcp."""
 
 import asyncio
+import ipaddress
 import logging
 import os
 import re
@@ -117,12 +118,21 @@ def ui(
     ] = "",
     store: StoreOption = "",
     port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="The port; 0: a free one.")] = 8300,
+    host: Annotated[
+        str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on. Another needs --token-file.")
+    ] = "127.0.0.1",
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", metavar="PATH", help="A file with the token that the link needs.")
+    ] = None,
 ) -> None:
     """Show all runs of a store in the browser, and answer what waits for a person.
 
-    Serves on this machine only, and prints a link with a token. The process executes no queued runs. Without an App
-    the page reads, answers and cancels.
+    Serves on this machine only, unless --host names another address, and prints a link with a token. The process
+    executes no queued runs. Without an App the page reads, answers and cancels.
     """
+    if not _is_loopback(host) and token_file is None:
+        raise UsageError(f"--host {host} lets others connect: give a token with --token-file, and use TLS before it")
+    token = "" if token_file is None else _read_token(token_file)
     try:
         import uvicorn  # noqa: F401
     except ModuleNotFoundError as exc:
@@ -131,18 +141,43 @@ def ui(
         app = build_app(load_object(target), target, store=store, create=False)
     else:
         app = App([], make_store(store), worker=WorkerSettings(take_runs=False, handle_signals=False))
-    asyncio.run(serve_ui(app if app.has_schedule else app.replace(schedule=Schedule()), port))
+    asyncio.run(serve_ui(app if app.has_schedule else app.replace(schedule=Schedule()), port, host=host, token=token))
 
 
-async def serve_ui(app: App, port: int, beside: Callable[[App], Awaitable[None]] | None = None) -> None:
-    """Serve the page of `app` on this machine until a signal arrives, or `beside`, which runs meanwhile, fails."""
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _read_token(path: Path) -> str:
+    try:
+        token = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise CommandError(f"the token file {path} cannot be read: {exc}") from exc
+    if not token:
+        raise CommandError(f"the token file {path} is empty: write 16 characters or more into it")
+    return token
+
+
+async def serve_ui(
+    app: App,
+    port: int,
+    beside: Callable[[App], Awaitable[None]] | None = None,
+    *,
+    host: str = "127.0.0.1",
+    token: str = "",
+) -> None:
+    """Serve the page of `app` until a signal arrives, or `beside`, which runs meanwhile, fails."""
     from holdfast.web.security import LinkLogin
     from holdfast.web.server import serve_locally
     from holdfast.web.ui import make_ui
 
-    login = LinkLogin()
-    async with app, serve_locally(make_ui(app, login=login), port) as url:
-        print(url + login.path, flush=True)
+    login = LinkLogin(token)
+    async with app, serve_locally(make_ui(app, login=login), port, host=host) as url:
+        # A token that the user has chosen stays in its file.
+        print(f"{url}/login?token=TOKEN" if token else url + login.path, flush=True)
         print_diagnostic("open this link; stop with Ctrl-C")
         tasks = [asyncio.ensure_future(wait_for_signal())]
         if beside is not None:

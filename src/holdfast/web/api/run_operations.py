@@ -16,6 +16,7 @@ from holdfast.fanout.responses import is_fanout, read_responses
 from holdfast.runtime.operations.verdicts import PICK, read_verdict, record_verdict
 from holdfast.runtime.reading.run_summary import summarize_run
 from holdfast.runtime.reading.run_views import RunDetails, RunList
+from holdfast.runtime.reading.transcript import CallRecord
 from holdfast.web.api.operation import (
     DEFAULT_PAGE,
     DEFAULT_WAIT,
@@ -37,6 +38,7 @@ from holdfast.web.wire import (
     ForkRequest,
     MailReference,
     MessageRequest,
+    PendingCalls,
     PickRequest,
     PickResponse,
     RunReference,
@@ -98,6 +100,17 @@ async def list_runs(context: Context, labels: Mapping[str, str] | None = None) -
 async def get_run(context: Context) -> RunDetails:
     await context.find_run()
     return await context.app.get(context.run_id)
+
+
+async def list_pending(context: Context) -> PendingCalls:
+    """Return the calls that the principal may answer, with the digest that an answer names."""
+    params, principal = context.request.query_params, context.principal
+    caller = None if principal.sees_all or principal.run_id is not None else principal.caller_id
+    calls = await context.app.pending(agent=params.get("agent"), tool=params.get("tool"), caller=caller)
+    if principal.run_id is not None:
+        await context.find_visible(principal.run_id)
+        calls = [call for call in calls if call.run_id == principal.run_id]
+    return PendingCalls(calls=tuple(map(CallRecord.from_wait, calls)))
 
 
 async def get_result(context: Context) -> RunResult | Response:
@@ -233,6 +246,18 @@ RUN_OPERATIONS = (
         summary="A page of runs, newest first.",
         response=RunList,
         parameters=LIST_PARAMETERS,
+    ),
+    Operation(
+        method="GET",
+        path="/pending",
+        handler=list_pending,
+        scope="read",
+        summary="The calls of all runs that wait for a person, with the digest that an answer names.",
+        response=PendingCalls,
+        parameters=(
+            RequestParameter(name="agent", description="Only calls of this agent's runs."),
+            RequestParameter(name="tool", description="Only calls of this tool."),
+        ),
     ),
     Operation(
         method="GET",

@@ -14,7 +14,7 @@ from holdfast.app import App
 from holdfast.web.auth import Authorize, Scope
 from holdfast.web.errors import NotAuthenticated, RequestError
 from holdfast.web.security import LinkLogin, WebApplication
-from holdfast.web.ui.pages import bulk_page, compare_page, fleet_page, inbox_page, new_run_page, runs_page
+from holdfast.web.ui.pages import agents_page, bulk_page, compare_page, fleet_page, inbox_page, new_run_page, runs_page
 from holdfast.web.ui.run_view import actions, fork_form, run_export, run_page, run_stream
 from holdfast.web.ui.site import Handler, Site, make_endpoint
 
@@ -76,6 +76,7 @@ _ROUTES: tuple[tuple[str, str, Handler, Scope], ...] = (
     ("POST", "/inbox/approve", inbox_page.approve, "answer"),
     ("GET", "/bulk", bulk_page.preview, "control"),
     ("POST", "/bulk", bulk_page.apply, "control"),
+    ("GET", "/agents", agents_page.show_agents, "read"),
     ("GET", "/fleet", fleet_page.show_fleet, "read"),
     ("POST", "/fleet/run-job", fleet_page.run_job, "start"),
     ("GET", "/live/fleet", fleet_page.stream_fleet, "read"),

@@ -131,6 +131,8 @@ _PAGE = 500
 #: Records that each part of the view reads at most.
 _MAX_RECORDS = 1_000
 _HOURS = 24
+#: An idle worker takes a due run of an agent that it knows long before this.
+_UNTAKEN = timedelta(seconds=30)
 
 
 _UNOWNED = frozenset({RunStatus.QUEUED, RunStatus.INTERRUPTED})
@@ -161,6 +163,7 @@ class Hour(msgspec.Struct, kw_only=True):
 class FleetOverview(msgspec.Struct, frozen=True, kw_only=True):
     """All of it, at one moment."""
 
+    at: datetime
     workers: Sequence[FleetWorker]
     #: Workers that hold no run are among them.
     has_all_workers: bool
@@ -173,20 +176,37 @@ class FleetOverview(msgspec.Struct, frozen=True, kw_only=True):
     is_partial: bool
 
     @property
+    def untaken(self) -> RunSummary | None:
+        """The oldest due run, if it waits although a live worker is idle: no idle worker knows its agent."""
+        idle = not self.workers or any(each.alive and not each.runs for each in self.workers)
+        waits = self.oldest is not None and self.at - max(self.oldest.created_at, self.oldest.not_before) > _UNTAKEN
+        return self.oldest if waits and self.has_all_workers and (idle or not self.has_live) else None
+
+    @property
+    def has_live(self) -> bool:
+        return any(each.alive for each in self.workers)
+
+    @property
     def key(self) -> tuple[Any, ...]:
         """Equal if nothing has changed but times."""
         workers = [(each.worker_id, each.alive, [run.run_id for run in each.runs]) for each in self.workers]
-        return workers, self.depth, self.oldest and self.oldest.run_id, self.hours
+        return workers, self.depth, self.oldest and self.oldest.run_id, self.untaken and self.untaken.agent, self.hours
 
 
-async def read_fleet(store: RunStore, principal: Principal, now: datetime) -> FleetOverview:
-    """Read the fleet, as far as it is visible to the principal."""
+async def read_fleet(store: RunStore, principal: Principal, now: datetime, *, takes_runs: bool = True) -> FleetOverview:
+    """Read the fleet, as far as it is visible to the principal.
+
+    Args:
+        takes_runs: the process that serves the page is a worker. Else it is not counted.
+    """
     active, _ = await _list(store, principal, RunFilter(statuses=frozenset({RunStatus.RUNNING})))
     start = now.replace(minute=0, second=0, microsecond=0) - timedelta(hours=_HOURS - 1)
     recent, is_partial = await _list(store, principal, RunFilter(created_after=start))
     counted = await store.read_fleet() if principal.sees_all else None
+    workers = [_make_row(worker) for worker in join_workers(() if counted is None else counted.workers, active)]
     return FleetOverview(
-        workers=[_make_row(worker) for worker in join_workers(() if counted is None else counted.workers, active)],
+        at=now,
+        workers=[each for each in workers if takes_runs or not each.is_own or each.runs],
         has_all_workers=counted is not None,
         depth=await _count_unowned(store, principal) if counted is None else StatusCounts(counts=count_all(counted)),
         oldest=await _find_oldest(store, principal, now),
@@ -302,7 +322,7 @@ async def _make_context(site: Site, request: Request, batteries: _BatteriesReade
     principal = get_principal(request)
     return {
         "section": "fleet",
-        "fleet": await read_fleet(site.store, principal, utc_now()),
+        "fleet": await read_fleet(site.store, principal, utc_now(), takes_runs=site.app.worker_settings.take_runs),
         "batteries": await batteries.read(),
         "can_start": can_start(site, principal),
         "pending_count": await count_needs(site.store, principal),

@@ -1,0 +1,143 @@
+"""Agents: how the runs of the last day went, by agent; and of one agent its tools, with their failures."""
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from holdfast.checkpoint.errors import CheckpointError
+from holdfast.checkpoint.record import RunRecord, RunStatus
+from holdfast.checkpoint.store import RunStore
+from holdfast.runtime.reading.formatting import cut_text, format_value, utc_now
+from holdfast.runtime.reading.run_summary import RunSummary, summarize_run
+from holdfast.runtime.reading.transcript import Transcript, get_loop_name
+from holdfast.web.auth import Principal, list_visible
+from holdfast.web.ui.needs import count_needs
+from holdfast.web.ui.site import Site, get_principal
+
+_HOURS = 24
+#: Runs that the page reads at most, and runs of one agent whose journals it reads.
+_MAX_RUNS, _PAGE, _MAX_JOURNALS = 5_000, 500, 40
+_BAD = (RunStatus.FAILED, RunStatus.PARKED)
+
+
+class ToolRow(msgspec.Struct, kw_only=True):
+    """The calls of one tool."""
+
+    name: str
+    calls: int = 0
+    failed: int = 0
+    last_error: str = ""
+    #: The run of the last error.
+    run_id: str = ""
+
+    @property
+    def rate(self) -> float:
+        return 100 * self.failed / self.calls if self.calls else 0.0
+
+
+class AgentRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The runs of one agent."""
+
+    name: str
+    runs: Sequence[RunSummary]
+    #: By hour, oldest first: all runs, and those that failed or are parked.
+    hours: Sequence[tuple[int, int]]
+
+    @property
+    def failed(self) -> int:
+        return sum(run.status in _BAD for run in self.runs)
+
+    @property
+    def rate(self) -> float:
+        """Failed and parked runs, in per cent."""
+        return 100 * self.failed / len(self.runs)
+
+    @property
+    def cost_usd(self) -> float:
+        return sum(run.usage.cost_usd for run in self.runs)
+
+    @property
+    def highest(self) -> int:
+        return max(1, *(total for total, _ in self.hours))
+
+    @property
+    def ends(self) -> list[tuple[str, int]]:
+        """How many runs have each status."""
+        return Counter(run.status.value for run in self.runs).most_common()
+
+    def get_worked(self, part: float) -> timedelta | None:
+        """Return the execution time that this part of the finished runs stays below; `None` if none is finished."""
+        times = sorted(run.elapsed for run in self.runs if run.status is RunStatus.DONE)
+        return times[min(len(times) - 1, int(part * len(times)))] if times else None
+
+
+async def show_agents(site: Site, request: Request) -> Response:
+    """Show the agents, those with the most failures first."""
+    principal, now = get_principal(request), utc_now()
+    start = now.replace(minute=0, second=0, microsecond=0) - timedelta(hours=_HOURS - 1)
+    records, is_partial = await _read(site.store, principal, start)
+    agents = _group(records, start, now)
+    opened = request.query_params.get("agent", "")
+    shown = [record for record in records if record.agent_name == opened][:_MAX_JOURNALS]
+    return site.render(
+        request,
+        "agents.html",
+        section="agents",
+        agents=agents,
+        opened=opened,
+        tools=await _read_tools(site.store, shown),
+        tool_runs=len(shown),
+        is_partial=is_partial,
+        pending_count=await count_needs(site.store, principal),
+    )
+
+
+async def _read(store: RunStore, principal: Principal, since: datetime) -> tuple[list[RunRecord], bool]:
+    found: list[RunRecord] = []
+    cursor: str | None = None
+    while len(found) < _MAX_RUNS:
+        page = await list_visible(store, principal, limit=_PAGE, cursor=cursor, since=since)
+        found += page.records
+        cursor = page.cursor
+        if cursor is None:
+            return found, False
+    return found, True
+
+
+def _group(records: Sequence[RunRecord], start: datetime, now: datetime) -> list[AgentRow]:
+    groups: dict[str, list[RunSummary]] = {}
+    for record in records:
+        groups.setdefault(record.agent_name, []).append(summarize_run(record, now))
+    rows = [AgentRow(name=name, runs=runs, hours=_count_hours(runs, start)) for name, runs in groups.items()]
+    return sorted(rows, key=lambda row: (-row.rate, -len(row.runs), row.name))
+
+
+def _count_hours(runs: Sequence[RunSummary], start: datetime) -> list[tuple[int, int]]:
+    totals, failed = [0] * _HOURS, [0] * _HOURS
+    for run in runs:
+        hour = max(0, min(_HOURS - 1, (run.created_at - start) // timedelta(hours=1)))
+        totals[hour] += 1
+        failed[hour] += run.status in _BAD
+    return list(zip(totals, failed, strict=True))
+
+
+async def _read_tools(store: RunStore, records: Sequence[RunRecord]) -> list[ToolRow]:
+    """Count the calls in the journals of these runs, newest first."""
+    tools: dict[str, ToolRow] = {}
+    for record in records:
+        transcript = Transcript(get_loop_name(record))
+        try:
+            transcript.read((await store.load(record.run_id)).entries)
+        except CheckpointError:  # removed meanwhile, or damaged: its page says which
+            continue
+        for call in reversed(transcript.calls):
+            row = tools.setdefault(call.tool, ToolRow(name=call.tool))
+            row.calls += call.state in ("done", "error")
+            row.failed += call.state == "error"
+            if call.state == "error" and not row.run_id:
+                row.last_error, row.run_id = cut_text(format_value(call.result), 160), record.run_id
+    return sorted(tools.values(), key=lambda row: (-row.rate, -row.calls, row.name))
