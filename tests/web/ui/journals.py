@@ -126,7 +126,7 @@ async def store_parked_run(
     await store.release(claim, Release(status=RunStatus.PARKED, reason=reason))
 
 
-_HOSTILE = (
+HOSTILE = (
     "<script>window.hacked = 1</script>",
     '"><img src=x onerror="window.hacked = 1">',
     "'><svg onload=window.hacked=1>",
@@ -147,12 +147,12 @@ _HOSTILE = (
 async def store_hostile_run(store: RunStore | None, run_id: str) -> list[str]:
     """Store a waiting run in which everything that others can write is hostile. Returns what a reader should see."""
     assert store is not None
-    text = "\n".join(_HOSTILE)
-    label = _HOSTILE[1]
+    text = "\n".join(HOSTILE)
+    label = HOSTILE[1]
     info = RunInfo(
-        run_id=run_id, agent_name=_HOSTILE[0], caller_id=_HOSTILE[1], prompt=text, labels={label: label, "q": label}
+        run_id=run_id, agent_name=HOSTILE[0], caller_id=HOSTILE[1], prompt=text, labels={label: label, "q": label}
     )
-    call = ToolCall(id=_HOSTILE[3], name=_HOSTILE[2], arguments={_HOSTILE[1]: text, "options": list(_HOSTILE)})
+    call = ToolCall(id=HOSTILE[3], name=HOSTILE[2], arguments={HOSTILE[1]: text, "options": list(HOSTILE)})
     asked = WaitingCall(
         run_id=run_id,
         call_id=call.id,
@@ -163,9 +163,9 @@ async def store_hostile_run(store: RunStore | None, run_id: str) -> list[str]:
         topic="answer:2:x",
         reason=text,
         asked_at=_START,
-        audience=_HOSTILE[0],
+        audience=HOSTILE[0],
     )
-    progress = Progress(steps=1, phase=_HOSTILE[0], calls=StepCalls(waits={call.id: asked}))
+    progress = Progress(steps=1, phase=HOSTILE[0], calls=StepCalls(waits={call.id: asked}))
     ended = Step(at=_START, progress=Progress(steps=1))
     bodies = [
         (EntryKind.BEGIN, encode(Begin(info=info))),
@@ -189,4 +189,4 @@ async def store_hostile_run(store: RunStore | None, run_id: str) -> list[str]:
     claim = await store.create(new, worker_id=f"w-{run_id}")
     assert claim is not None
     await store.release(claim, Release(status=RunStatus.WAITING, reason=text, wake_on=["answer:2:x"]))
-    return [line for line in _HOSTILE if "```" not in line and "\r" not in line]
+    return [line for line in HOSTILE if "```" not in line and "\r" not in line]

@@ -20,6 +20,7 @@ _PICTURES: tuple[tuple[str, str, Literal["light", "dark"]], ...] = (
     ("web-runs", "/", "light"),
     ("web-run", "/runs/refund-8841", "light"),
     ("web-inbox", "/inbox", "dark"),
+    ("web-agents", "/agents?agent=refunds", "light"),
     ("web-fleet", "/fleet", "light"),
 )
 
@@ -44,10 +45,11 @@ def main(folder: Path) -> None:
         server.call(server.app.answer("trip-ee06", "q1", Value("May")))
         server.wait_for("trip-ee06", "done")
         for name, path, scheme in _PICTURES:
-            context = browser.new_context(color_scheme=scheme, viewport={"width": 1280, "height": 760})
+            context = browser.new_context(color_scheme=scheme, viewport={"width": 1280, "height": 860})
             page = context.new_page()
             page.goto(server.url + path)
-            _wait_until_live(page)
+            if name != "web-agents":  # it is not live
+                _wait_until_live(page)
             page.screenshot(path=folder / f"{name}.png")
             context.close()
         browser.close()

@@ -18,7 +18,7 @@ _FENCE = re.compile(r"^ {0,3}```")
 _HEADING = re.compile(r"^(#{1,6}) +(\S.*)$")
 _BULLET = re.compile(r"^( {0,12})[-*+] +(\S.*)$")
 _NUMBER = re.compile(r"^( {0,12})\d{1,9}[.)] +(\S.*)$")
-_RULE = re.compile(r"^\|?(?: *:?-{3,}:? *\|)* *:?-{3,}:? *\|? *$")
+_RULE = re.compile(r"^\|?(?: *:?-+:? *\|)* *:?-+:? *\|? *$")
 _INLINE = re.compile(
     r"`(?P<code>[^`\n]+)`"
     r"|\*\*(?P<bold>[^*\n]+)\*\*"

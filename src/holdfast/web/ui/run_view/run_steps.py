@@ -117,7 +117,11 @@ class StepView(msgspec.Struct, kw_only=True):
     def title(self) -> str:
         """What the step did, in a few words: the beginning of its reply, or its tools."""
         said = next((part.content.text for part in self.parts if part.kind == "reply" and part.content), "")
-        return cut_text(said.lstrip("#*-> "), _TITLE) or ", ".join(view.call.tool for view in self.calls) or "begins"
+        return (
+            cut_text(said.lstrip("#*-> ").replace("**", ""), _TITLE)
+            or ", ".join(view.call.tool for view in self.calls)
+            or "begins"
+        )
 
 
 class Steps(msgspec.Struct, kw_only=True):

@@ -12,6 +12,8 @@ _FOLD_WIDTH, _MAX_FOLDED = 8.0, 45.0
 #: A shorter stretch without work is not folded, nor one that is a smaller part of the time that is not idle.
 _MIN_FOLD, _FOLD_PART = timedelta(seconds=2), 0.3
 _MAX_TICKS = 6
+#: Room that the label of a tick needs, in per cent.
+_LABEL_WIDTH = 6.0
 #: Distances of ticks, in seconds.
 _STEPS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400, 604800)
 
@@ -94,16 +96,16 @@ def _list_ticks(axis: Axis, active: timedelta) -> list[Tick]:
     ticks = [Tick(x=0.0, label=f"{axis.start.astimezone(UTC):%H:%M:%S}")]
     ticks += [Tick(x=fold.x + fold.width, label="") for fold in axis.folds]
     length = (axis.end - axis.start).total_seconds()
-    number, at = 1, step
+    at = step
     while at < length and len(ticks) < 3 * _MAX_TICKS:
         moment = axis.start + timedelta(seconds=at)
         fold = next((each for each in axis.folds if each.start <= moment < each.end), None)
         if fold is None:
             x = axis.place(moment)
-            label = f"+{format_duration(timedelta(seconds=at))}" if x < 94 and number else ""
+            room = min((each.x for each in axis.folds if each.x > x), default=100.0) - x
+            label = f"+{format_duration(timedelta(seconds=at))}" if room > _LABEL_WIDTH else ""
             ticks.append(Tick(x=round(x, 2), label=label))
             at += step
         else:  # the first after the fold
             at = step * (int((fold.end - axis.start).total_seconds() / step) + 1)
-        number += 1
     return ticks

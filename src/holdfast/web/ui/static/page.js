@@ -37,6 +37,10 @@ function isTyping(target) {
 
 // `data-key` on a control: the key that presses or focuses it. Inside `.task` it acts on the selected task.
 function onKey(event) {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing && event.target.matches(".send textarea")) {
+    event.preventDefault();
+    return event.target.form.requestSubmit();
+  }
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "Escape" && isTyping(event.target)) return event.target.blur();
   if (isTyping(event.target)) return;
