@@ -47,11 +47,12 @@ class TestHostStore(RunStoreSuite):
 
 
 class TestReopenedHostStore(ReopenTests):
-    """Those tests of reopening in which no run has ended, and no battery keeps rows."""
+    """Those tests of reopening in which no run has ended, no battery keeps rows, and no worker outlives its store."""
 
     factory = "tests.stores.test_host_store:open_host_store"
     test_rows_of_tables_are_kept_over_reopening = None  # type: ignore[assignment]
     test_all_runs_are_kept_over_reopening = None  # type: ignore[assignment]
+    test_a_worker_keeps_its_claims_when_its_store_is_closed = None  # type: ignore[assignment]
     test_tokens_grow_over_removal_and_reopening = None  # type: ignore[assignment]
     test_backoff_and_expiry_hold_over_reopening = None  # type: ignore[assignment]
 

@@ -327,7 +327,7 @@ async def test_a_failed_turn_leaves_the_conversation_usable(store_url: str) -> N
     agent = Agent(name="a", model=model, tools=[look, break_down], bounds=Bounds(max_steps=1))
     async with App([agent], store_url) as app:
         chat = app.conversation("a", "k")
-        for text, error in [("error", "no such model"), ("tool", "broken"), ("loop", "took its 1 steps")]:
+        for text, error in [("error", "no such model"), ("tool", "broken"), ("loop", "took 1 steps without")]:
             with pytest.raises(TurnFailed, match=error):
                 await chat.send(text, id=text)
             with pytest.raises(TurnFailed, match=error):
@@ -419,7 +419,7 @@ async def test_calls_that_an_earlier_turn_ended_with_are_not_repeated_calls() ->
     async with App([Agent(name="a", model=model, tools=[look], bounds=bounds)], MemoryStore()) as app:
         chat = app.conversation("a", "k")
         for _ in range(2):
-            with pytest.raises(TurnFailed, match="took its 1 steps"):
+            with pytest.raises(TurnFailed, match="took 1 steps without"):
                 await chat.send("work")
 
 
