@@ -24,7 +24,7 @@ from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
 from holdfast.core.ports import Ports
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import ToolResult
-from holdfast.core.run.run_events import Event, ToolCalled
+from holdfast.core.run.run_events import CallDecided, Event, ToolCalled
 from holdfast.testing.manual_clock import ManualClock
 
 ASK = tool_reply(call("1", "send", to="ann"))
@@ -144,11 +144,23 @@ def _verdict(answer: Any) -> Callable[[ToolContext], Awaitable[Any]]:
     return reconcile
 
 
-async def test_of_a_parked_run_only_the_calls_without_a_result_are_pending() -> None:
+@pytest.mark.parametrize(
+    ("given", "result", "made"),
+    [
+        ("sent by hand", "sent by hand", []),
+        (NOT_EXECUTED, "sent to bob", ["bob"]),
+        (UNKNOWN, UNKNOWN_OUTCOME, []),
+    ],
+)
+async def test_a_person_resolves_the_calls_of_a_parked_run_without_a_result(
+    given: Any, result: Any, made: list[str]
+) -> None:
     sent: list[str] = []
+    crashed: list[str] = []
 
     async def send(to: str) -> str:
-        if to == "bob":
+        if to == "bob" and not crashed:
+            crashed.append(to)
             await host.store.wait_for_entries(EntryKind.RESULT, 1)
             await host.crash()
             raise Shutdown("the process is gone")
@@ -165,10 +177,13 @@ async def test_of_a_parked_run_only_the_calls_without_a_result_are_pending() -> 
         assert [pending.call_id for pending in (await app.get("r")).pending_calls] == ["2"]
         with pytest.raises(CheckpointError, match="no pending call has the id 1"):
             await app.unpark("r", {"1": "never sent"})
-        await app.unpark("r", {"2": "sent by hand"})
+        await app.unpark("r", {"2": given}, by="eve", via="slack")
         assert (await app.resume("r")).output == "done"
+        [decided] = [event async for event in app.events("r") if isinstance(event, CallDecided)]
     results = [message.content for message in model.requests[-1] if isinstance(message, ToolResult)]
-    assert (results, sent) == (["sent to ann", "sent by hand"], ["ann"])
+    assert (results, sent) == (["sent to ann", result], ["ann", *made])
+    assert (decided.call_id, decided.decision.by, decided.decision.via) == ("2", "eve", "slack")
+    assert decided.decision.at is not None
 
 
 async def test_reconcile_is_asked_with_the_identity_of_the_call() -> None:
@@ -338,7 +353,7 @@ async def test_a_claim_that_cannot_be_proven_interrupts_the_run_and_never_fails_
         return NOT_EXECUTED
 
     agent = Agent(name="a", model=ScriptedModel(ASK, "never"), tools=[world.tool(None, reconcile=reconcile)])
-    with pytest.raises(SaveFailed, match="still ours"):
+    with pytest.raises(SaveFailed, match="still owns it"):
         await second.resume(agent, "r")
     assert world.sent == []
     assert await host.get_statuses() == {"r": RunStatus.INTERRUPTED}

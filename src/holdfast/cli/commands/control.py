@@ -18,6 +18,7 @@ from holdfast.cli.loading import build_app, build_model_app, load_agents, load_o
 from holdfast.cli.opening import open_client, open_store
 from holdfast.cli.options import (
     AppOption,
+    ByOption,
     CodeArgument,
     CodeStoreOption,
     JsonOption,
@@ -40,6 +41,7 @@ from holdfast.cli.run_session import (
     run_app,
 )
 from holdfast.core.agents.agent import AgentSource
+from holdfast.core.agents.calls import NOT_EXECUTED
 from holdfast.core.run.info import check_run_id
 from holdfast.runtime.operations.forking import Fork
 from holdfast.runtime.reading.formatting import utc_now
@@ -292,25 +294,33 @@ def unpark(
             help="The result of a call in doubt, as JSON or text. Repeatable. `show` lists the calls.",
         ),
     ] = None,
+    make: Annotated[
+        list[str] | None,
+        typer.Option("--make", metavar="CALL", help="A call in doubt that did not happen: it is made now. Repeatable."),
+    ] = None,
+    by: ByOption = "",
     app: AppOption = "",
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Release a parked run.
 
-    Workers and recovery can then resume it. For calls in doubt without a --resolve, the model gets the result that the
-    outcome is unknown.
+    Workers and recovery can then resume it. For calls in doubt without a --resolve or --make, the model gets the result
+    that the outcome is unknown.
     """
-    asyncio.run(_unpark(store, load_agents(app), run, parse_resolutions(resolve)))
+    resolutions = {**parse_resolutions(resolve), **dict.fromkeys(make or (), NOT_EXECUTED)}
+    asyncio.run(_unpark(store, load_agents(app), run, resolutions, by))
     if as_json:
         print_json({"run_id": run, "status": "interrupted"})
     else:
         print(f"run {run} is interrupted: a worker or holdfast resume continues it")
 
 
-async def _unpark(store_url: str, agents: Mapping[str, AgentSource], run_id: str, resolutions: dict[str, Any]) -> None:
+async def _unpark(
+    store_url: str, agents: Mapping[str, AgentSource], run_id: str, resolutions: dict[str, Any], by: str
+) -> None:
     async with open_client(store_url, agents) as client:
         try:
-            await client.unpark(run_id, resolutions)
+            await client.unpark(run_id, resolutions, by=by, via="cli")
         except RecordDecodeError as exc:
             raise CommandError(f"{exc}. If its agent does not use the native loop, name it with --app") from exc

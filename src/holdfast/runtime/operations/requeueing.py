@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -13,7 +14,12 @@ from holdfast.checkpoint.record import CLAIMABLE_STATUSES, Release, RunFilter, R
 from holdfast.checkpoint.store import get_record, iter_runs
 from holdfast.checkpoint.workers import Claim
 from holdfast.core.agents.agent import AgentSource
+from holdfast.core.agents.calls import NOT_EXECUTED, UNKNOWN
 from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
+from holdfast.core.loop import PendingCall
+from holdfast.core.run.run_events import CallDecided
+from holdfast.core.run.state import RunState
+from holdfast.core.run.waiting import Decision, WaitingCall
 from holdfast.runtime.agent_registry import find_loop
 
 
@@ -29,14 +35,14 @@ class Requeuer:
         self._checkpoints, self._agents = checkpoints, agents
         self._store = checkpoints.store
 
-    async def unpark(self, run_id: str, resolutions: Mapping[str, Any]) -> None:
+    async def unpark(self, run_id: str, resolutions: Mapping[str, Any], *, by: str = "", via: str = "") -> None:
         """Make a parked run interrupted and clear its strikes. Its parked children are unparked with it."""
         parked = Release(status=RunStatus.PARKED, reason=(await get_record(self._store, run_id)).reason)
         claims = self._checkpoints.claims
         with claims.use():
             claim = await claims.claim_with_status(run_id, RunStatus.PARKED, parked)
             try:
-                await self._record_resolutions(claim, resolutions)
+                await self._record_resolutions(claim, resolutions, by, via)
                 for child in await self._list_parked_children(run_id):
                     await self.unpark(child, {})
             except asyncio.CancelledError:
@@ -69,8 +75,8 @@ class Requeuer:
         wanted = RunFilter(parent_run_id=run_id, statuses=frozenset({RunStatus.PARKED}))
         return [record.run_id async for record in iter_runs(self._store, wanted)]
 
-    async def _record_resolutions(self, claim: Claim, resolutions: Mapping[str, Any]) -> None:
-        """Save the outcomes of the calls in doubt. Other pending calls are made when the run resumes."""
+    async def _record_resolutions(self, claim: Claim, resolutions: Mapping[str, Any], by: str, via: str) -> None:
+        """Save the outcomes of the calls in doubt, and who gave them. Other pending calls are made on resume."""
         stored = await self._store.load(claim.run_id)
         loop = find_loop(self._agents, stored.record.agent_name)
         resumption = self._checkpoints.resume(claim, stored, loop.codec, executes=False)
@@ -81,12 +87,43 @@ class Requeuer:
             raise CheckpointError(f"run {claim.run_id}: no pending call has the id {', '.join(sorted(unknown))}")
         in_doubt = state.calls.in_doubt
         state.calls = msgspec.structs.replace(state.calls, in_doubt=())
+        now = self._checkpoints.claims.clock.now()
         for call in pending:
-            if call.call_id in resolutions:
-                state.results[call.call_id] = loop.make_result(call, resolutions[call.call_id])
-            elif call.call_id in in_doubt:
+            if call.call_id not in resolutions and call.call_id not in in_doubt:
+                continue
+            given = resolutions.get(call.call_id, UNKNOWN)
+            comment = ""
+            if given is NOT_EXECUTED:
+                comment = "it did not happen, and is made now"
+                not_started = tuple(sorted({*state.calls.not_started, call.call_id}))
+                state.calls = msgspec.structs.replace(state.calls, not_started=not_started)
+            elif given is UNKNOWN:
+                comment = "its outcome is unknown"
                 state.results[call.call_id] = loop.make_result(call, UNKNOWN_OUTCOME, error=True)
+            else:
+                state.results[call.call_id] = loop.make_result(call, given)
+            decision = Decision(kind="value", comment=comment, by=by, via=via, at=now)
+            _record_decision(claim.run_id, state, call, decision, now)
         await resumption.checkpointer.save(state, force=True)
+
+
+def _record_decision(run_id: str, state: RunState, call: PendingCall, decision: Decision, now: datetime) -> None:
+    """Record who has resolved a call in doubt: for watchers, and with the step if the call has its result."""
+    step = state.steps + 1
+    event = CallDecided(run_id=run_id, step=step, call_id=call.call_id, tool=call.tool, decision=decision, at=now)
+    state.recorded_events.append((len(state.history), msgspec.json.encode(event)))
+    if call.call_id in state.results:
+        wait = WaitingCall(
+            run_id=run_id,
+            call_id=call.call_id,
+            step=step,
+            tool=call.tool,
+            kind="result",
+            arguments=call.arguments,
+            asked_at=now,
+            decision=decision,
+        )
+        state.calls = state.calls.set_wait(wait)
 
 
 async def reclaim_after_cancel(claims: Claims, claim: Claim) -> tuple[Claim, Release]:

@@ -211,21 +211,25 @@ class RunClient:
         """
         await cancel_run(await self._stored.get_claims(), run_id)
 
-    async def unpark(self, run_id: str, resolutions: Mapping[str, Any] | None = None) -> None:
+    async def unpark(
+        self, run_id: str, resolutions: Mapping[str, Any] | None = None, *, by: str = "", via: str = ""
+    ) -> None:
         """Make a parked run interrupted and clear its strikes: recovery resumes it.
 
         Its parked children are unparked with it. To resolve their calls, unpark them first.
 
         Args:
-            resolutions: outcomes of calls in doubt, by call id. The model reads that the outcome of the others is
+            resolutions: outcomes of calls in doubt, by call id: the result of a call that happened, `NOT_EXECUTED` for
+                one that did not, which is then made, or `UNKNOWN`. The model reads that the outcome of the others is
                 unknown.
+            by: who found that out, and `via` where, such as `slack`. Both are on record with the call.
 
         Raises:
             RunNotFound: there is no such run. RunNotClaimable: it is not parked. RunBusy: another process unparks it.
             CheckpointError: a resolution is for a call that is not pending.
         """
         await self._stored.get_claims()
-        await self._stored.requeuer.unpark(run_id, resolutions or {})
+        await self._stored.requeuer.unpark(run_id, resolutions or {}, by=by, via=via)
 
     async def requeue(self, run_id: str) -> None:
         """Make a parked, failed or cancelled run interrupted, durably: a worker resumes it after its last good step.

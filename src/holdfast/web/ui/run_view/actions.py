@@ -13,6 +13,7 @@ from starlette.responses import RedirectResponse, Response
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.record import TERMINAL_STATUSES, RunRecord, RunStatus
 from holdfast.checkpoint.store import get_record
+from holdfast.core.agents.calls import NOT_EXECUTED
 from holdfast.core.errors import DefinitionError
 from holdfast.core.json_schema import find_mismatch
 from holdfast.core.run.waiting import Answer, Approve, Deny, Value
@@ -155,12 +156,16 @@ async def unpark(site: Site, request: Request) -> Response:
     """Leave a parked run to the workers, with what a person has found out about its calls in doubt."""
     record = await site.get_record(request)
     form = await read_form(request)
-    given = {
-        form.get(f"call-{number}", ""): _parse_value(form.get(f"result-{number}", ""))
-        for number in (name.removeprefix("choice-") for name, value in form.items() if name.startswith("choice-"))
-        if form[f"choice-{number}"] == "happened"
-    }
-    await site.app.unpark(record.run_id, given)
+    given: dict[str, Any] = {}
+    for number in (name.removeprefix("choice-") for name in form if name.startswith("choice-")):
+        call_id = form.get(f"call-{number}", "")
+        match form[f"choice-{number}"]:
+            case "happened":
+                given[call_id] = _parse_value(form.get(f"result-{number}", ""))
+            case "not executed":
+                given[call_id] = NOT_EXECUTED
+    by = get_principal(request).caller_id or "local"
+    await site.app.unpark(record.run_id, given, by=by, via=VIA)
     return redirect(request, "/inbox" if form.get("back") == "inbox" else f"/runs/{record.run_id}", "unparked")
 
 
