@@ -110,7 +110,11 @@ class App(RunClient):
             clock=clock,
         )
         registry = check_options(self._options)
-        stored = find_store(store, checkpoint.redact)
+        token = CLOCK.set(clock)  # a store that is made of its URL has the clock of its App
+        try:
+            stored = find_store(store, checkpoint.redact)
+        finally:
+            CLOCK.reset(token)
         super().__init__(stored, registry, settings=checkpoint, telemetry=telemetry, clock=clock)
         #: The ports of every run.
         self.ports: Final = make_ports(self._options, self._services)
