@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 import apsw
 
 from holdfast.concurrency import THREADS
+from holdfast.db.folders import fsync_folder
 from holdfast.ids import draw_between
 from holdfast.root_error import HoldfastError
 
@@ -286,12 +287,3 @@ def _identify_file(path: str) -> _FileIdentity:
     except OSError:
         return None
     return found.st_dev, found.st_ino
-
-
-def fsync_folder(folder: Path) -> None:
-    """Make the names in a folder survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

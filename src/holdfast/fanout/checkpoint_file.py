@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.clock import CLOCK
 from holdfast.concurrency import THREADS
-from holdfast.db.sqlite_file import fsync_folder
+from holdfast.db.folders import fsync_folder
 from holdfast.fanout.errors import CorruptCheckpoint, FanoutError
 from holdfast.fanout.responses import ModelResponse, ResponseSnapshot
 from holdfast.ids import make_id
