@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast import Agent, App, Retry, tool
+from holdfast import Agent, App, Retry, User, tool
 from holdfast.adapters.chat_completions import ChatCompletions
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.run_events import Event, TextDelta
@@ -20,7 +20,9 @@ Answer = tuple[int, dict[str, str], str]
 
 def stream(*deltas: dict[str, Any], usage: tuple[int, int] = (10, 5), end: str | None = "stop") -> Answer:
     """A reply in parts, as providers send it."""
-    chunks: list[Any] = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
+    chunks: list[Any] = [
+        {"model": "m1-2026", "choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas
+    ]
     if end is not None:
         chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": end}]})
         chunks.append({"choices": [], "usage": {"prompt_tokens": usage[0], "completion_tokens": usage[1]}})
@@ -113,6 +115,12 @@ async def test_tools_text_and_usage_go_both_ways() -> None:
     assert first["tools"][0]["function"]["parameters"]["properties"] == {"word": {"type": "string"}}
     assert second["messages"][2]["tool_calls"][0]["function"] == {"name": "lookup", "arguments": '{"word":"sea"}'}
     assert second["messages"][3] == {"role": "tool", "tool_call_id": "c1", "content": "SEA"}
+
+
+async def test_a_reply_names_the_model_that_the_server_names() -> None:
+    async with serve(stream({"content": "hello"})) as provider:
+        reply = await ChatCompletions("m1", base_url=provider.url)([User(text="hi")], ())
+    assert (reply.text, reply.model) == ("hello", "m1-2026")
 
 
 async def test_an_id_that_the_server_uses_again_is_another_call() -> None:

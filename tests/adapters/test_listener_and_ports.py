@@ -15,7 +15,7 @@ from tests.adapters.scripted_model import ScriptedModel, call, get_texts
 from holdfast import App, Bounds, RunInfo, Usage
 from holdfast.adapters.pydantic_ai import ToolPolicy, durable
 from holdfast.core.errors import DefinitionError, RunKilled, RunParked, RuntimeExceeded, Shutdown
-from holdfast.core.observer import PUBLIC_EVENTS, AttemptControl, ObservedEvent
+from holdfast.core.observer import PUBLIC_EVENTS, AttemptControl, ObservedEvent, ReplyReceived
 from holdfast.core.run.run_events import Event, ReplyAdded, TextDelta
 from holdfast.core.run.state import RunState
 from holdfast.testing.manual_clock import ManualClock
@@ -254,3 +254,23 @@ async def test_a_shutdown_leaves_the_run_at_its_next_boundary(durable_store_url:
     async with App([known], durable_store_url, worker=False) as app:
         await app.recover()
     assert len(script.asked) == 3
+
+
+async def test_an_observer_learns_which_model_has_replied() -> None:
+    class Observer:
+        kinds = frozenset({ReplyReceived})
+
+        def __init__(self) -> None:
+            self.models: list[str] = []
+
+        def begin(self, attempt: AttemptControl, max_runtime: timedelta | None) -> "Observer":
+            return self
+
+        def observe(self, event: ObservedEvent) -> None:
+            assert isinstance(event, ReplyReceived)
+            self.models.append(event.model)
+
+    observer, script = Observer(), ScriptedModel("warm")
+    async with App([durable(looking(script))], "memory:", critic=observer) as app:
+        await app.run("looking", "go")
+    assert observer.models == [script.model.model_name]  # a `FunctionModel` names itself

@@ -51,6 +51,17 @@ class Collector:
     def text(self) -> str:
         return "\n".join(span.to_json() for span in self._exporter.get_finished_spans())
 
+    def read_points(self, name: str) -> list[Any]:
+        """The points of one metric."""
+        data = self._reader.get_metrics_data()
+        return [
+            point
+            for resource in (data.resource_metrics if data is not None else ())
+            for metric in resource.scope_metrics[0].metrics
+            if metric.name == name
+            for point in metric.data.data_points
+        ]
+
     def read_metrics(self) -> dict[str, Any]:
         """The sum or count of each metric, over its attributes."""
         data, found = self._reader.get_metrics_data(), dict[str, Any]()
@@ -117,7 +128,7 @@ async def test_a_run_is_one_trace_below_the_span_of_its_caller(collector: Collec
 
 async def test_a_model_call_has_the_name_of_the_model_and_its_provider(collector: Collector) -> None:
     async def model(messages: Sequence[Any], tools: Sequence[Any]) -> Reply:
-        return Reply(text="done")
+        return Reply(text="done", model="gpt-5-2026-08-07")
 
     model.__name__ = "openai:gpt-5"  # as adapters name theirs
     agent = Agent(name="a", model=model, model_tier="smart")
@@ -126,6 +137,37 @@ async def test_a_model_call_has_the_name_of_the_model_and_its_provider(collector
     attributes = collector.get("chat gpt-5").attributes
     assert attributes is not None
     assert (attributes["gen_ai.request.model"], attributes["gen_ai.provider.name"]) == ("gpt-5", "openai")
+    assert attributes["gen_ai.response.model"] == "gpt-5-2026-08-07"
+    [point] = collector.read_points("gen_ai.client.operation.duration")
+    assert dict(point.attributes) == {
+        "gen_ai.agent.name": "a",
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "openai",
+        "gen_ai.request.model": "gpt-5",
+        "gen_ai.response.model": "gpt-5-2026-08-07",
+    }
+
+
+async def test_the_duration_of_a_failed_model_call_has_the_class_of_its_error() -> None:
+    clock = ManualClock()
+
+    async def fail(messages: object) -> Reply:
+        await clock.advance(timedelta(seconds=3))
+        raise ValueError(SECRET)
+
+    collector = Collector(clock=clock)
+    host = SimulatedHost(ports=Ports(observers=(collector.port,)), clock=clock)
+    with pytest.raises(ValueError, match=SECRET):
+        await host.executor.run(make_agent(fail), "go")
+    [point] = collector.read_points("gen_ai.client.operation.duration")
+    assert (point.count, point.sum, point.attributes["error.type"]) == (1, 3.0, "ValueError")
+    assert collector.read_points("gen_ai.client.inference.usage.input_tokens") == []
+
+
+async def test_a_reply_that_does_not_name_its_model_has_no_such_attribute(collector: Collector) -> None:
+    async with App([make_agent("done")], "memory:", telemetry=collector.port) as app:
+        await app.run("a", "go")
+    assert "gen_ai.response.model" not in (collector.get(CHAT).attributes or {})
 
 
 async def test_the_trace_goes_from_submit_to_the_worker(durable_store_url: str, collector: Collector) -> None:
@@ -271,6 +313,9 @@ async def test_metrics_are_instruments(collector: Collector) -> None:
         await app.run("a", "go")
     found = collector.read_metrics()
     assert (found["holdfast.attempts"], found["holdfast.cost"], found["gen_ai.client.token.usage"]) == (1, 0.5, 12)
+    usage = "gen_ai.client.inference.usage"
+    assert (found[f"{usage}.input_tokens"], found[f"{usage}.output_tokens"]) == (10, 2)
+    assert found[f"{usage}.reasoning.output_tokens"] == 0
     assert {"holdfast.step.duration", "holdfast.save.duration", "holdfast.retries", "holdfast.strikes"} <= set(found)
 
 

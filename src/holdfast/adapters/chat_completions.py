@@ -126,6 +126,7 @@ class _PartialReply:
         #: Id, name and the text of the arguments, by the index of the call.
         self._calls: dict[int, dict[str, str]] = {}
         self._usage = Usage()
+        self._model = ""
         self._finished = False
 
     def add(self, chunk: Mapping[str, Any]) -> str:
@@ -137,6 +138,8 @@ class _PartialReply:
                 output_tokens=usage.get("completion_tokens") or 0,
                 reasoning_tokens=details.get("reasoning_tokens") or 0,
             )
+        if isinstance(model := chunk.get("model"), str):
+            self._model = self._model or model
         choices = chunk.get("choices") or ()
         if not choices:
             return ""
@@ -162,7 +165,7 @@ class _PartialReply:
         if not self._finished:
             raise ConnectionError("the provider ended the stream before the reply was complete")
         calls = [self._make_call(number, call) for number, call in sorted(self._calls.items())]
-        return Reply(text="".join(self._text), tool_calls=calls, usage=self._usage)
+        return Reply(text="".join(self._text), tool_calls=calls, usage=self._usage, model=self._model)
 
     def _make_call(self, number: int, call: Mapping[str, str]) -> ToolCall:
         try:

@@ -44,7 +44,7 @@ class Loop(Protocol[OutputT_co]):
     - Before each model call: `context.begin_step()`. It may raise to stop the run. It returns steered messages, which
       go into the history before anything else is awaited.
     - Around each model call: `await context.model_calls.enter(NAME)` before it, and after it
-      `context.model_calls.on_error(...)` or `on_reply()`, then `context.add_usage(...)`.
+      `context.model_calls.on_error(...)` or `on_reply(MODEL)`, then `context.add_usage(...)`.
     - After a reply that asks for tools: `context.tool_calls.announce(...)`, then `context.tool_calls.execute(...)` for
       each, with a `CallRequest` of the loop's own class. Further calls of the step may be announced meanwhile.
     - Once the reply and all its tool results are in the history: `context.end_step()`.

@@ -84,6 +84,9 @@ class ModelNamed(msgspec.Struct, frozen=True):
 class ReplyReceived(msgspec.Struct, frozen=True):
     """The model has replied. The usage of the reply is counted before the next event."""
 
+    #: The model that has replied, as the provider names it. Empty: unknown.
+    model: str = ""
+
 
 class CallStarted(msgspec.Struct, frozen=True, kw_only=True):
     """A tool is called now, in this task."""

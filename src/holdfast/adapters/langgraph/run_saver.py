@@ -140,7 +140,7 @@ class RunSaver(HoldfastSaver):
                 requests=1,
             )
         )
-        self._context.model_calls.on_reply()
+        self._context.model_calls.on_reply(str(reply.response_metadata.get("model_name") or ""))
 
 
 def _starts_turn(history: Iterable[Any]) -> bool:

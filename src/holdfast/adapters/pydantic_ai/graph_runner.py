@@ -102,7 +102,6 @@ class GraphRunner:
         except Exception as exc:
             self.request_error = exc
             raise
-        self._context.model_calls.on_reply()
         await self._record_reply(following)
         return following
 
@@ -119,6 +118,7 @@ class GraphRunner:
     async def _record_reply(self, following: Any) -> None:
         last = self._state.message_history[-1]
         reply = following.model_response if isinstance(following, CallToolsNode) else last
+        self._context.model_calls.on_reply(reply.model_name or "" if isinstance(reply, ModelResponse) else "")
         self._batch.count_usage()
         if isinstance(reply, ModelResponse):
             self._history.add_reply(reply)

@@ -43,7 +43,13 @@ class Instruments:
         self._meter = meter
         self._steps = meter.create_histogram("holdfast.step.duration", "s", "Duration of steps")
         self._saves = meter.create_histogram("holdfast.save.duration", "s", "Time that runs waited for saves")
+        self._operations = meter.create_histogram("gen_ai.client.operation.duration", "s", "Duration of model calls")
+        # The older name of the conventions, beside the counters that replace it, for one release.
         self._tokens = meter.create_histogram("gen_ai.client.token.usage", "{token}", "Tokens of model calls")
+        usage, count = "gen_ai.client.inference.usage.", meter.create_counter
+        self._input = count(f"{usage}input_tokens", "{token}", "Tokens that models have read")
+        self._output = count(f"{usage}output_tokens", "{token}", "Tokens that models have written")
+        self._reasoning = count(f"{usage}reasoning.output_tokens", "{token}", "Those of them that were reasoning")
 
     def export(self, metrics: RunMetrics) -> None:
         """Export the counters of a process."""
@@ -80,10 +86,17 @@ class Instruments:
     def add_save(self, agent: str, seconds: float) -> None:
         self._saves.record(seconds, {"gen_ai.agent.name": agent})
 
-    def add_tokens(self, agent: str, usage: Usage) -> None:
-        common = {"gen_ai.agent.name": agent, "gen_ai.operation.name": "chat"}
-        self._tokens.record(usage.input_tokens, common | {"gen_ai.token.type": "input"})
-        self._tokens.record(usage.output_tokens, common | {"gen_ai.token.type": "output"})
+    def add_model_call(self, seconds: float, attributes: Mapping[str, str]) -> None:
+        """Add a model call that has replied or failed. The attributes name the agent, the model and the error."""
+        self._operations.record(seconds, attributes)
+
+    def add_tokens(self, usage: Usage, attributes: Mapping[str, str]) -> None:
+        """Add the tokens of a model call that has replied. The attributes name the agent and the model."""
+        self._tokens.record(usage.input_tokens, {**attributes, "gen_ai.token.type": "input"})
+        self._tokens.record(usage.output_tokens, {**attributes, "gen_ai.token.type": "output"})
+        self._input.add(usage.input_tokens, attributes)
+        self._output.add(usage.output_tokens, attributes)
+        self._reasoning.add(usage.reasoning_tokens, attributes)
 
 
 def _make_callback(

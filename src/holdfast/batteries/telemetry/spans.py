@@ -80,6 +80,9 @@ class AttemptSpans:
         self._span: Span = trace.INVALID_SPAN
         self._context = otel_context.Context()
         self._model: Span | None = None
+        self._asked_at = 0
+        #: The attributes of the current model call that its metrics have too.
+        self._model_attributes: dict[str, str] = {}
         self._replied_at: int | None = None
         self._usage_before = attempt.state.own_usage
         #: By call id: the span, and the context that was current before.
@@ -94,8 +97,7 @@ class AttemptSpans:
             case ModelNamed():
                 self._name_model(event.model)
             case ReplyReceived():
-                self._replied_at = self._now()
-                otel_context.attach(self._context)
+                self._receive_reply(event.model)
             case CallStarted():
                 self._begin_call(event)
             case CallEnded():
@@ -169,12 +171,9 @@ class AttemptSpans:
     # -- model calls --------------------------------------------------------------------------------------------
 
     def _begin_model_call(self) -> None:
-        self._usage_before, self._replied_at = self._state.own_usage, None
-        attributes: dict[str, Any] = {
-            "gen_ai.operation.name": "chat",
-            "gen_ai.agent.name": self._info.agent_name,
-            "holdfast.step": self._state.steps + 1,
-        }
+        self._usage_before, self._asked_at, self._replied_at = self._state.own_usage, self._now(), None
+        self._model_attributes = {"gen_ai.operation.name": "chat", "gen_ai.agent.name": self._info.agent_name}
+        attributes: dict[str, Any] = {**self._model_attributes, "holdfast.step": self._state.steps + 1}
         if self._info.model_tier:
             attributes["holdfast.model_tier"] = self._info.model_tier
         self._model = self._tracer.start_span(
@@ -182,7 +181,7 @@ class AttemptSpans:
             context=self._context,
             kind=SpanKind.CLIENT,
             attributes=attributes,
-            start_time=self._now(),
+            start_time=self._asked_at,
         )
         otel_context.attach(trace.set_span_in_context(self._model, self._context))
 
@@ -191,25 +190,41 @@ class AttemptSpans:
         provider, colon, model = name.partition(":")
         if self._model is not None and name:
             self._model.update_name(f"chat {model if colon else name}")
-            self._model.set_attribute("gen_ai.request.model", model if colon else name)
+            names = {"gen_ai.request.model": model if colon else name}
             if colon:
-                self._model.set_attribute("gen_ai.provider.name", provider)
+                names["gen_ai.provider.name"] = provider
+            self._add_model_attributes(names)
+
+    def _receive_reply(self, model: str) -> None:
+        self._replied_at = self._now()
+        if model:
+            self._add_model_attributes({"gen_ai.response.model": model})
+        otel_context.attach(self._context)
+
+    def _add_model_attributes(self, attributes: Mapping[str, str]) -> None:
+        if self._model is not None:
+            self._model.set_attributes(attributes)
+            self._model_attributes.update(attributes)
 
     def _end_model_call(self) -> None:
         if self._model is None:
             return
         used = self._state.own_usage - self._usage_before
         self._model.set_attributes(_make_usage_attributes(used))
-        self._instruments.add_tokens(self._info.agent_name, used)
-        self._model.end(end_time=self._replied_at or self._now())
-        self._model = None
+        self._instruments.add_tokens(used, self._model_attributes)
+        self._finish_model_call(self._model, self._replied_at or self._now())
 
     def _fail_model_call(self, error: BaseException) -> None:
         if self._model is not None:
             _set_error(self._model, error)
-            self._model.end(end_time=self._now())
-            self._model = None
+            self._model_attributes["error.type"] = type(error).__name__
+            self._finish_model_call(self._model, self._now())
             otel_context.attach(self._context)
+
+    def _finish_model_call(self, span: Span, ended_at: int) -> None:
+        self._instruments.add_model_call((ended_at - self._asked_at) / 1e9, self._model_attributes)
+        span.end(end_time=ended_at)
+        self._model = None
 
     # -- tool calls ---------------------------------------------------------------------------------------------
 

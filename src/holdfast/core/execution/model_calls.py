@@ -90,12 +90,16 @@ class ModelCalls:
         await stop.pause(delay)
         attempt.observers.emit(MODEL_ASKED)
 
-    def on_reply(self) -> None:
-        """Record that the model replied: the next call has all its tries, and the next outage a short delay."""
+    def on_reply(self, model: str = "") -> None:
+        """Record that the model replied: the next call has all its tries, and the next outage a short delay.
+
+        Args:
+            model: the model that has replied, as the provider names it, if that is known.
+        """
         self._backoff = None
         attempt = self._attempt
         if ReplyReceived in attempt.observers.wanted:
-            attempt.observers.emit(REPLY_RECEIVED)
+            attempt.observers.emit(ReplyReceived(model) if model else REPLY_RECEIVED)
         retry = attempt.state.retry
         if retry.next_at is not None or retry.outages:
             attempt.state.retry = msgspec.structs.replace(retry, next_at=None, outages=0)

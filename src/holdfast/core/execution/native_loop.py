@@ -203,7 +203,7 @@ class _Conversation:
                     ) from None
                 await model_calls.on_error(exc)
             else:
-                model_calls.on_reply()
+                model_calls.on_reply(reply.model if isinstance(reply, Reply) else "")
                 return validate_reply(reply)
             finally:
                 CURRENT_REPLY.set(None)  # `reset` raises if the coroutine is closed from elsewhere

@@ -95,6 +95,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="role
     text: str = ""
     tool_calls: Sequence[ToolCall] = ()
     usage: Usage = NO_USAGE
+    #: The model that has replied, as the provider names it. Empty: unknown.
+    model: str = ""
 
     def __post_init__(self) -> None:
         # A stored reply decodes to one that is equal.
@@ -183,7 +185,7 @@ def validate_reply(reply: Any) -> Reply:
     calls = tuple(map(_validate_call, reply.tool_calls))
     if len(calls) > 1 and len({call.id for call in calls}) < len(calls):
         raise InvalidReply(f"two tool calls of one reply share an id: {[call.id for call in calls]}")
-    own = Reply(text=reply.text, tool_calls=calls, usage=reply.usage)
+    own = Reply(text=reply.text, tool_calls=calls, usage=reply.usage, model=reply.model)
     if _is_json_safe(own):
         return own
     _check_usage(own.usage)
@@ -220,7 +222,7 @@ def _is_json_safe(reply: Reply) -> bool:
     for call in reply.tool_calls:
         if type(call.id) is not str or not call.id.isascii() or type(call.name) is not str or not call.name.isascii():
             return False
-    return type(reply.text) is str and reply.text.isascii()
+    return all(type(text) is str and text.isascii() for text in (reply.text, reply.model))
 
 
 def _check_usage(usage: Any) -> None:
@@ -237,11 +239,12 @@ def _round_trip(reply: Reply) -> Reply:
         ToolCall(id=_replace_half_pairs(call.id), name=_replace_half_pairs(call.name), arguments=call.arguments)
         for call in reply.tool_calls
     )
-    reply = Reply(text=_replace_half_pairs(reply.text), tool_calls=calls, usage=reply.usage)
+    text, model = _replace_half_pairs(reply.text), _replace_half_pairs(reply.model)
+    reply = Reply(text=text, tool_calls=calls, usage=reply.usage, model=model)
     try:
         stored: Reply = NATIVE_CODEC.decode(NATIVE_CODEC.encode(reply))
     except msgspec.ValidationError as exc:
         raise InvalidReply(f"the model returned a Reply with a field of the wrong type: {exc}") from exc
     if stored != reply:
-        raise InvalidReply("the model returned a Reply with a field of the wrong type: text has to be a str")
+        raise InvalidReply("the model returned a Reply with a field of the wrong type: text and model have to be a str")
     return stored
