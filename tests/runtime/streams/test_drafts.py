@@ -1,20 +1,24 @@
 """Drafts: the text of a reply in progress, in the executing process and from another App on the same store."""
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from datetime import timedelta
 from typing import Any
 
 from tests.core.null_listener import NullListener
-from tests.runtime.streams.watching import CountingStore, StreamingModel, collect, get_types, is_text, wait_for
+from tests.runtime.streams.watching import CountingStore, StreamingModel, collect, get_types, is_text, look, wait_for
+from tests.scripted_model import call, tool_reply
 
-from holdfast import Agent, App
+from holdfast import Agent, App, Reply, User, emit_text
+from holdfast.checkpoint.record import StoredRun
 from holdfast.config import CheckpointSettings
 from holdfast.core.agents.agent import failover
 from holdfast.core.agents.retry import Retry
 from holdfast.core.redaction import Redactor
 from holdfast.core.run.info import RunInfo
 from holdfast.events import (
+    Event,
     ReplyAdded,
     StatusChanged,
     TextDelta,
@@ -98,6 +102,58 @@ async def test_a_chain_of_models_retracts_the_text_of_the_one_that_failed() -> N
             assert (await wait_for(events, is_text)) == TextDelta(run_id=run_id, text="right")
             second.release(2)
             await collect(events)
+
+
+class GatedStore(StoreWrapper):
+    """Reads no journal while its gate is closed."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore())
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
+        await self.gate.wait()
+        return await super().load(run_id, after=after)
+
+
+async def test_a_draft_whose_reply_was_compacted_away_before_it_was_read_is_retracted() -> None:
+    store, written, rewritten, finish = GatedStore(), asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def compact(messages: Sequence[Any]) -> Sequence[Any] | None:
+        return [User("so far")] if len(messages) == 3 and messages[0] == User("go") else None
+
+    async def model(messages: Sequence[Any], tools: Sequence[Any]) -> Reply:
+        if messages[0] == User("go"):
+            await emit_text("let me see")
+            await written.wait()
+            return tool_reply(call("1", "look", city="Rome"), text="let me see")
+        if len(messages) == 1:
+            return tool_reply(call("2", "look", city="Oslo"), text="and Oslo")
+        rewritten.set()
+        await finish.wait()
+        return Reply(text="done")
+
+    async with App([Agent(name="a", model=model, tools=[look], compact=compact)], store) as app:
+        run_id = await app.submit("a", "go")
+        async with aclosing(app.events(run_id)) as events:
+            await wait_for(events, is_text)
+            store.gate.clear()
+            written.set()
+            await rewritten.wait()
+            store.gate.set()
+            seen = [event.type async for event in _take_until(events, "step_finished")]
+            finish.set()
+            seen = [kind for kind in seen if kind not in ("status", "step_started")]
+            assert seen[:3] == ["draft_retracted", "history_rewritten", "reply"]
+            assert "draft_retracted" not in [event.type for event in await collect(events)]
+
+
+async def _take_until(events: AsyncIterator[Event], kind: str) -> AsyncIterator[Event]:
+    async for event in events:
+        yield event
+        if event.type == kind:
+            return
 
 
 class UnclosedStore(StoreWrapper):

@@ -64,6 +64,15 @@ def test_only_a_draft_that_was_given_is_retracted() -> None:
     assert own.accept(Batch(draft=[retracted], draft_seq=4)) == [], "the reply has taken the draft's place"
 
 
+def test_a_draft_is_retracted_where_its_reply_was_rewritten_away() -> None:
+    own, retracted = Subscription("r", None), DraftRetracted(run_id="r")
+    own.accept(Batch(draft=[delta("Hel")], draft_seq=3))
+    assert own.accept(Batch(durable=[message(8)], position=8, rewritten=5)) == [retracted, message(8)[1]]
+    own.accept(Batch(draft=[delta("Next")], draft_seq=9))
+    rewritten_with_reply = Batch(durable=[message(12), reply(13)], position=13, rewritten=9)
+    assert own.accept(rewritten_with_reply) == [message(12)[1], reply(13)[1]], "the draft's reply is there"
+
+
 async def test_deltas_that_wait_become_one() -> None:
     own = Subscription("r", None)
     for word in ("He", "l", "lo"):

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from holdfast.checkpoint.codec import Draft
 from holdfast.checkpoint.errors import RunNotFound, StoreClosed, StoreError
+from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.record import RunRecord, RunStatus, StoredRun
 from holdfast.checkpoint.store import RunStore, get_record
 from holdfast.clock import Clock
@@ -47,7 +48,7 @@ class RunFeed:
         #: Set once the feed knows where the journal ends: a watcher reads the journal up to there by itself.
         self._is_ready = asyncio.Event()
         self._record: RunRecord | None = None
-        #: The last journal entry, and the last reply, that was read.
+        #: The last journal entry that was read, and the last one that ends a draft: a reply, or what was rewritten.
         self.position = self._replied = -1
         self._present: tuple[Event, ...] = ()
         self._draft = DraftView(run_id)
@@ -201,11 +202,14 @@ class RunFeed:
         after = EventCursor(get_incarnation(record.created_at), self.position, _END_OF_ENTRY)
         durable = tuple(read_events(record, stored.entries, after))
         self.position = record.next_seq - 1
-        self._replied = max([self._replied, *(seq for seq, event in durable if isinstance(event, ReplyAdded))])
+        replies = [seq for seq, event in durable if isinstance(event, ReplyAdded)]
+        # A draft with the number of this entry is of the reply that was recorded with it.
+        rewritten = max((entry.seq for entry in stored.entries if entry.kind is EntryKind.BEGIN), default=-1)
+        self._replied = max([self._replied, rewritten - 1, *replies])
         present = describe_present(record)
         present, self._present = (() if present == self._present else present), present
         size = sum(len(entry.body) for entry in stored.entries)
-        journal = Batch(durable=durable, position=self.position, present=present, size=size)
+        journal = Batch(durable=durable, position=self.position, rewritten=rewritten, present=present, size=size)
         return journal.with_draft(self._draft.update(draft, record, self._replied))
 
     def _broadcast(self, batch: Batch) -> None:

@@ -21,6 +21,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     durable: Sequence[NumberedEvent] = ()
     #: The last journal entry that was read.
     position: int = -1
+    #: The first entry of a history that was rewritten. The replies of older drafts may be gone.
+    rewritten: int = -1
     #: Events that describe the current state.
     present: Sequence[Event] = ()
     #: Deltas and retractions, and the journal entry that was next when the model was asked.
@@ -52,7 +54,8 @@ class Subscription:
         self._is_ended = False
         #: The events that describe the current state, by type, as the watcher has them.
         self._present: dict[type[Event], Event] = {}
-        self._has_draft = False
+        #: Whether the watcher has text of a reply that it does not have, and the `draft_seq` of the last such text.
+        self._has_draft, self._draft_seq = False, -1
 
     # -- for the feed -------------------------------------------------------------------------------------------------
 
@@ -106,6 +109,9 @@ class Subscription:
     def accept(self, batch: Batch) -> list[Event]:
         """Return the events of the batch that are new to the watcher."""
         events: list[Event] = []
+        if self._has_draft and self._draft_seq < batch.rewritten:
+            events.append(DraftRetracted(run_id=self.run_id))
+            self._has_draft = False
         for seq, event in batch.durable:
             if seq > self.position:
                 events.append(event)
@@ -118,6 +124,7 @@ class Subscription:
                 events.append(event)
         if batch.draft_seq > self._replied:  # else the watcher has the whole reply
             events += [event for event in batch.draft if self._is_new_draft(event)]
+            self._draft_seq = max(self._draft_seq, batch.draft_seq)
         return events
 
     def _is_new_draft(self, event: Event) -> bool:
