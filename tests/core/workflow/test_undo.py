@@ -1,15 +1,19 @@
-"""When a workflow or a part of it fails, its recorded steps are undone, the last one first."""
+"""When a workflow is cancelled or fails, in whole or in part, its recorded steps are undone, the last one first."""
 
+import asyncio
 import contextlib
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from tests.simulated_host import SimulatedHost
 
-from holdfast import App, tool
+from holdfast import App, Bounds, tool
+from holdfast.checkpoint.record import RunStatus
 from holdfast.core.agents.tool_context import ToolContext
-from holdfast.core.errors import RunError
+from holdfast.core.errors import RunCancelled, RunError, StepsExceeded, ToolFailed
 from holdfast.core.run.info import RunInfo
+from holdfast.core.workflow.definition import Workflow
 from holdfast.stores.memory import MemoryStore
 from holdfast.workflows import StepFailed, saga, workflow
 
@@ -123,3 +127,161 @@ async def test_a_crash_between_two_undos_repeats_none_and_the_workflow_stays_fai
     before, after = DONE[: DONE.index("crash")], DONE[DONE.index("crash") + 1 :]
     assert before[:5] == ["take a", "take b", "take c", "release c", "release b"]
     assert after == ["release b", "release a"]
+
+
+def make_hanging_flow(started: asyncio.Event) -> Workflow[None]:
+    @tool
+    async def hang() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    @workflow
+    async def flow() -> None:
+        await reserve("a")
+        await reserve("b")
+        await hang()
+
+    return flow
+
+
+async def test_a_cancelled_workflow_undoes_its_steps_and_ends_cancelled() -> None:
+    started = asyncio.Event()
+    flow = make_hanging_flow(started)
+    async with App([flow], MemoryStore()) as app:
+        await app.submit(flow, run_id="r")
+        await started.wait()
+        await app.cancel("r")
+        with pytest.raises(RunCancelled):
+            await app.result("r")
+        run = await app.get("r")
+        assert run.status is RunStatus.CANCELLED
+    assert DONE == ["reserve a", "reserve b", "release b ticket b", "release a ticket a"]
+
+
+async def test_a_second_cancel_does_not_stop_the_undo() -> None:
+    started, undoing, release_now = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def release_slowly(call: ToolContext, result: str) -> None:
+        undoing.set()
+        await release_now.wait()
+        DONE.append(f"release {result}")
+
+    @tool(undo=release_slowly)
+    async def take(name: str) -> str:
+        return name
+
+    @tool
+    async def hang() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    @workflow
+    async def flow() -> None:
+        await take("a")
+        await hang()
+
+    executor = SimulatedHost().executor
+    running = asyncio.create_task(executor.start(flow, RunInfo.create(flow, "", run_id="r")))
+    await started.wait()
+    attempt = executor.get_attempt("r")
+    assert attempt is not None
+    attempt.stop(RunCancelled("first"))
+    await undoing.wait()
+    attempt.stop(RunCancelled("second"))
+    attempt.kill("a critic")
+    release_now.set()
+    with pytest.raises(RunCancelled, match="first"):
+        await running
+    assert DONE == ["release a"]
+
+
+async def test_a_shutdown_during_the_undo_of_a_cancelled_run_leaves_it_to_the_next_attempt() -> None:
+    store, started, undoing = MemoryStore(), asyncio.Event(), asyncio.Event()
+    hangs = [True]
+
+    async def release_later(call: ToolContext, result: str) -> None:
+        if hangs[0] and result == "a":
+            undoing.set()
+            await asyncio.Event().wait()
+        DONE.append(f"release {result}")
+
+    @tool(undo=release_later)
+    async def take(name: str) -> str:
+        return name
+
+    @tool
+    async def hang() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    @workflow
+    async def flow() -> None:
+        await take("a")
+        await take("b")
+        await hang()
+
+    async with App([flow], store) as app:
+        running = asyncio.create_task(app.run(flow, run_id="r", on_cancel="cancel"))
+        await started.wait()
+        running.cancel()
+        await undoing.wait()
+        await app.shutdown(timedelta(0))
+        await asyncio.gather(running, return_exceptions=True)
+    assert DONE == ["release b"]
+    hangs[0] = False
+    async with App([flow], store) as other:
+        with pytest.raises(RunCancelled):
+            await other.result("r")
+    assert DONE == ["release b", "release a"]
+
+
+async def test_a_workflow_that_reaches_its_bound_undoes_its_steps() -> None:
+    @workflow(bounds=Bounds(max_steps=2))
+    async def flow() -> None:
+        for seat in ("a", "b", "c"):
+            await reserve(seat)
+
+    async with App([flow], MemoryStore()) as app:
+        with pytest.raises(StepsExceeded):
+            await app.run(flow, run_id="r")
+        assert (await app.get("r")).status is RunStatus.FAILED
+    assert DONE == ["reserve a", "reserve b", "release b ticket b", "release a ticket a"]
+
+
+async def test_a_tool_that_fails_the_run_undoes_its_steps() -> None:
+    @tool(on_error="raise")
+    async def fail() -> None:
+        raise ValueError("no")
+
+    @workflow
+    async def flow() -> None:
+        await reserve("a")
+        await fail()
+
+    async with App([flow], MemoryStore()) as app:
+        with pytest.raises(ToolFailed):
+            await app.run(flow, run_id="r")
+    assert DONE == ["reserve a", "release a ticket a"]
+
+
+async def test_an_undo_has_the_timeout_of_its_tool(caplog: pytest.LogCaptureFixture) -> None:
+    async def never_ends(call: ToolContext, result: Any) -> None:
+        DONE.append("undo begins")
+        await asyncio.Event().wait()
+
+    @tool(undo=never_ends, timeout=timedelta(milliseconds=1))
+    async def take() -> None: ...
+
+    @workflow
+    async def flow() -> None:
+        await reserve("a")
+        await take()
+        raise LookupError("the end")
+
+    async with App([flow], MemoryStore()) as app:
+        with pytest.raises(LookupError):
+            await app.run(flow, run_id="r")
+        assert (await app.get("r")).failed_calls == 1
+    assert DONE[1:-1] == ["undo begins"] * 4
+    assert DONE[-1] == "release a ticket a"
+    assert "was not undone: tool undo take did not finish within 0.001 seconds" in caplog.text

@@ -33,7 +33,9 @@ def call_tool(
 def _start_try(attempt: Attempt, tool: Tool, start: Callable[[], Coroutine[Any, Any, Any]]) -> Awaitable[Any]:
     work = start()
     if tool.timeout is not None:
-        work = _run_within_timeout(tool, tool.timeout, work, attempt.services.clock)
+        unknown = tool.effect is Effect.ONCE
+        error = ToolTimeout(tool.name, tool.timeout, may_be_running=tool.in_thread, effect_unknown=unknown)
+        work = run_within_timeout(work, tool.timeout, error, attempt.services.clock)
     return await_thread(attempt, work) if tool.in_thread else work
 
 
@@ -94,11 +96,13 @@ def _mark_retrieved(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
-async def _run_within_timeout(tool: Tool, timeout: timedelta, work: Coroutine[Any, Any, Any], clock: Clock) -> Any:
+async def run_within_timeout(
+    work: Coroutine[Any, Any, Any], timeout: timedelta, error: ToolTimeout, clock: Clock
+) -> Any:
     """Return the result of `work`. After `timeout` it is cancelled; a value that it still returns counts.
 
     Raises:
-        ToolTimeout: it was cancelled.
+        ToolTimeout: `error`. It was cancelled.
     """
     task = asyncio.ensure_future(convert_process_exit(work))
     expired = False
@@ -114,7 +118,6 @@ async def _run_within_timeout(tool: Tool, timeout: timedelta, work: Coroutine[An
     except asyncio.CancelledError:
         if not expired:
             raise
-        unknown = tool.effect is Effect.ONCE
-        raise ToolTimeout(tool.name, timeout, may_be_running=tool.in_thread, effect_unknown=unknown) from None
+        raise error from None
     finally:
         timer.cancel()

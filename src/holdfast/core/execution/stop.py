@@ -55,6 +55,8 @@ class StopState:
         "error",
         "is_stopped",
         "is_stopping",
+        "is_undoing",
+        "undo_error",
     )
 
     def __init__(
@@ -67,6 +69,10 @@ class StopState:
         self.error: BaseException | None = None
         self.is_stopping: bool = False
         self.is_stopped: bool = False
+        #: The run ends for good, and its steps are undone first.
+        self.is_undoing: bool = False
+        #: What had stopped it before that.
+        self.undo_error: BaseException | None = None
         #: The host shuts down: the run stops at its next step boundary.
         self.draining: bool = False
         #: The store did not answer within the timeout of a shutdown: nothing more is written for this run.
@@ -78,11 +84,21 @@ class StopState:
 
     def record(self, cause: StopCause, error: BaseException) -> bool:
         """Set cause and error if `cause` is stronger than the current one. Return whether it is."""
-        if cause <= self.cause:
+        if cause <= self.cause or (self.is_undoing and not self.is_resumable_after(error)):
             return False
         self.cause, self.error = cause, error
         self.is_stopping, self.is_stopped = True, cause is StopCause.STOPPED
         return True
+
+    def begin_undo(self, error: BaseException | None = None) -> None:
+        """Let a run that ends for good undo its steps. From now on only an interruption or a lost claim stops it.
+
+        Args:
+            error: of the stop. `None`: that of this attempt, if it was stopped.
+        """
+        self.undo_error = self.undo_error or error or self.error
+        self.is_undoing, self.cause, self.error = True, StopCause.NONE, None
+        self.is_stopping = self.is_stopped = False
 
     def record_call_error(self, error: BaseException) -> None:
         """Record that a tool call stops the run with `error`, before its sibling calls are cancelled."""
@@ -124,6 +140,8 @@ class StopState:
             return self.error
         if self.cause is StopCause.CALL_INTERRUPTED and not succeeded:
             return raised if raised is not None and self.is_resumable_after(raised) else self.error
+        if task.cancelled() and self.undo_error is not None:
+            return self.undo_error
         if task.cancelled():
             return RunCancelled(f"run {self._run_id} was cancelled from within: its own code raised CancelledError")
         return raised

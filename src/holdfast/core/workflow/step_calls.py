@@ -28,6 +28,9 @@ class StepCall(CallRequest):
 
     __slots__ = ("attempt", "errors", "key", "returns")
 
+    #: It belongs to an undo: neither bounds nor the budget of the run keep it from being made.
+    is_cleanup = False
+
     def __init__(
         self,
         attempt: Attempt,
@@ -139,7 +142,7 @@ class StepCall(CallRequest):
 class ToolStep(StepCall):
     """A call of a tool."""
 
-    __slots__ = ("_tool", "_validated", "undo")
+    __slots__ = ("_tool", "_validated", "timeout", "undo")
 
     def __init__(self, attempt: Attempt, tool: Tool, arguments: Mapping[str, Any], key: str | None) -> None:
         """Make the step.
@@ -159,7 +162,7 @@ class ToolStep(StepCall):
             reconcile=policy.reconcile,
             in_thread=tool.in_thread,
         )
-        self._tool, self.undo = tool, tool.undo
+        self._tool, self.undo, self.timeout = tool, tool.undo, tool.timeout
         self._validated = self._check(self.arguments)
         self.approval = policy.request_approval(self._validated)
 

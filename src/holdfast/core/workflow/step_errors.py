@@ -61,13 +61,15 @@ class AmbiguousStep(DefinitionError):
         self.tool = tool
 
 
-StepErrorKind = Literal["raised", "timeout", "denied", "cancelled"]
+#: `run_cancelled`: not of a step, but of the whole workflow.
+StepErrorKind = Literal["raised", "timeout", "denied", "cancelled", "run_cancelled"]
 
 _CLASSES: dict[StepErrorKind, type[StepFailed]] = {
     "raised": StepFailed,
     "timeout": StepTimeout,
     "denied": StepDenied,
     "cancelled": StepCancelled,
+    "run_cancelled": StepFailed,
 }
 
 

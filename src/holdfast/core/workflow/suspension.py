@@ -172,6 +172,19 @@ class Suspension:
     async def close(self) -> None:
         """The function has ended: end the tasks that it has left behind."""
         self.closed = True
+        await self.end_tasks()
+
+    @property
+    def pending_error(self) -> BaseException | None:
+        """The error that ends the attempt, or will do so when the code is unwound."""
+        return self.error or self._stop_error
+
+    def reset(self) -> None:
+        """Accept further steps: the code has ended, and its steps are undone."""
+        self.error = self._stop_error = None
+
+    async def end_tasks(self) -> None:
+        """End the tasks that the function has left behind."""
         self._cancel_timer()
         left = {task for task in self._tasks if task is not self._root and not task.done()}
         for task in left:

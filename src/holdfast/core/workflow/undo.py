@@ -1,8 +1,11 @@
-"""Undo: when a workflow or a part of it fails, the `undo` of its recorded steps is called, the last step first."""
+"""Undo: when a workflow or a part of it fails or is cancelled, its recorded steps are undone, the last one first."""
 
+import asyncio
 import inspect
 import logging
+from contextlib import suppress
 from contextvars import Token
+from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
@@ -11,7 +14,8 @@ import msgspec
 from holdfast.core.agents.calls import Effect
 from holdfast.core.agents.retry import Retry
 from holdfast.core.agents.tool_context import ToolContext
-from holdfast.core.execution.call_retries import retry_call
+from holdfast.core.errors import RunCancelled, ToolTimeout
+from holdfast.core.execution.call_retries import retry_call, run_within_timeout
 from holdfast.core.workflow.step_calls import StepCall, ToolStep, ValueStep
 from holdfast.core.workflow.step_errors import StepError, StepFailed
 from holdfast.core.workflow.step_log import SAGA
@@ -19,8 +23,14 @@ from holdfast.core.workflow.workflow_run import BRANCH_CALLS, FAILED_SCOPE, Work
 
 log: logging.Logger = logging.getLogger("holdfast.run")
 
-#: An undo is tried again after any error.
+#: An undo is retried after any error.
 UNDO_RETRY = Retry(max_tries=4, retry_on=Exception)
+
+#: For one try of an undo whose tool has no `timeout`.
+UNDO_TIMEOUT = timedelta(minutes=5)
+
+#: The step that records that a workflow has ended for good, before its steps are undone.
+WORKFLOW_SCOPE = "workflow"
 
 
 class UndoStep(StepCall):
@@ -28,18 +38,26 @@ class UndoStep(StepCall):
 
     __slots__ = ("_step", "_value")
 
+    is_cleanup = True
+
     def __init__(self, step: ToolStep, value: Any) -> None:
         super().__init__(
             step.attempt,
             tool=f"undo {step.tool}",
             arguments={"call_id": step.call_id, "arguments": step.arguments},
             effect=Effect.IDEMPOTENT,
-            key=step.call_id,
         )
+        # A step is undone once, whichever scope asks for it: a cancel may interrupt the undo of a saga.
+        self.call_id = f"{self.tool}:{step.call_id}"
         self._step, self._value = step, value
 
     async def perform(self) -> Any:
-        return await retry_call(self.attempt, UNDO_RETRY, self.tool, self.call_id, self._undo)
+        return await retry_call(self.attempt, UNDO_RETRY, self.tool, self.call_id, self._undo_in_time)
+
+    async def _undo_in_time(self) -> Any:
+        timeout = self._step.timeout or UNDO_TIMEOUT
+        error = ToolTimeout(self.tool, timeout, may_be_running=False, effect_unknown=True)
+        return await run_within_timeout(self._undo(), timeout, error, self.attempt.services.clock)
 
     async def _undo(self) -> Any:
         step = self._step
@@ -56,6 +74,14 @@ class UndoStep(StepCall):
         return await returned if inspect.isawaitable(returned) else returned
 
 
+class ScopeStep(ValueStep):
+    """Records that a workflow or a saga has failed, before its steps are undone."""
+
+    __slots__ = ()
+
+    is_cleanup = True
+
+
 class Saga:
     """Undoes the steps that were made within it if it is left by an exception, which then is raised again.
 
@@ -64,7 +90,7 @@ class Saga:
 
     def __init__(self, run: WorkflowRun, name: str = SAGA, key: str | None = None) -> None:
         self._run = run
-        self._step = ValueStep(run.attempt, name, self._get_error, key=key)
+        self._step = ScopeStep(run.attempt, name, self._get_error, key=key)
         self._calls: set[str] = set()
         self._error: StepError | None = None
         self._is_recorded = False
@@ -86,29 +112,86 @@ class Saga:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._tokens is not None:
-            BRANCH_CALLS.reset(self._tokens[0])
-            FAILED_SCOPE.reset(self._tokens[1])
+        self._leave_scope()
         if error is not None and not isinstance(error, Exception):
             return  # the code is unwound, or the run is stopped
         if error is None and not self._is_recorded:
             return
         if FAILED_SCOPE.get() is not None:
             return  # what is around it has failed, and undoes its steps
-        steps = self._run.take_undoable(self._calls)
-        if not self._is_recorded:
-            if not steps:
-                return
-            if error is not None:
-                self._error = StepError.from_exception(error, ())
+        if error is not None and not self._is_recorded:
+            self._error = StepError.from_exception(error, ())
+        await self._undo_steps()
+        if error is None and self._error is not None:
+            raise self._error.to_exception(self._step.tool, ())
+
+    def _leave_scope(self) -> None:
+        if self._tokens is not None:
+            BRANCH_CALLS.reset(self._tokens[0])
+            FAILED_SCOPE.reset(self._tokens[1])
+
+    async def _undo_steps(self) -> None:
+        """Record the failure, unless there is nothing to undo, and undo the steps."""
+        steps = self._run.list_undoable(self._calls)
+        if steps and not self._is_recorded:
             await self._run.make(self._step)
         for step, value in steps:
             await self._undo(step, value)
-        if error is None and self._error is not None:
-            raise self._error.to_exception(self._step.tool, ())
 
     async def _undo(self, step: ToolStep, value: Any) -> None:
         try:
             await self._run.call(UndoStep(step, value))
         except StepFailed as exc:  # recorded: a person reads it
             log.error("run %s: step %s was not undone: %s", self._run.attempt.info.run_id, step.call_id, exc.message)
+        self._run.end_undo(step)
+
+
+class WorkflowScope(Saga):
+    """The whole function: its steps are undone when the run fails or is cancelled, whatever its code raises."""
+
+    def __init__(self, run: WorkflowRun) -> None:
+        super().__init__(run, WORKFLOW_SCOPE)
+        self._stop = run.attempt.stop_state
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._leave_scope()
+        end = self._find_end(error)
+        if end is None or not (self._is_recorded or self._run.list_undoable(self._calls)):
+            return
+        await self._begin_undo()
+        if not self._is_recorded:
+            self._error = _to_step_error(end)
+        await self._undo_steps()
+        if end is not error:
+            raise end
+
+    def _find_end(self, error: BaseException | None) -> BaseException | None:
+        """Return the error with which the run ends for good; `None` if it is done, or continues in a later attempt."""
+        stop = self._stop
+        stopped = stop.error if stop.is_stopped else self._run.suspension.pending_error
+        if stopped is not None:
+            return None if stop.is_resumable_after(stopped) else stopped
+        if self._error is not None and self._error.kind == "run_cancelled":
+            return RunCancelled(f"run {self._run.attempt.info.run_id} was cancelled")
+        if self._error is not None and error is None:
+            return self._error.to_exception(WORKFLOW_SCOPE, ())
+        return error if isinstance(error, Exception) else None
+
+    async def _begin_undo(self) -> None:
+        """End what is left of the function, and accept further steps."""
+        suspension, task = self._run.suspension, asyncio.current_task()
+        await suspension.end_tasks()
+        with suppress(asyncio.CancelledError):  # of the stop, if it has not arrived yet
+            await asyncio.sleep(0)
+        while task is not None and task.cancelling():
+            task.uncancel()
+        self._stop.begin_undo()
+        suspension.reset()
+
+
+def _to_step_error(end: BaseException) -> StepError:
+    if isinstance(end, RunCancelled | asyncio.CancelledError):
+        return StepError(type_name="RunCancelled", message=str(end) or "the run was cancelled", kind="run_cancelled")
+    return StepError.from_exception(end, ())

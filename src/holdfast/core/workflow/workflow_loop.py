@@ -15,14 +15,12 @@ from holdfast.core.run.messages import NATIVE_CODEC, MessageCodec, ToolResult, U
 from holdfast.core.run.prompt import summarize_prompt
 from holdfast.core.workflow.step_log import StepLog
 from holdfast.core.workflow.suspension import Unwind
-from holdfast.core.workflow.undo import Saga
+from holdfast.core.workflow.undo import WorkflowScope
 from holdfast.core.workflow.workflow_function import WorkflowFunction
 from holdfast.core.workflow.workflow_run import WorkflowRun
 
 #: `RunInfo.loop` of workflows.
 WORKFLOW_LOOP_NAME = "workflow"
-#: The step that records that a workflow has failed, before its steps are undone.
-WORKFLOW_SCOPE = "workflow"
 
 
 class WorkflowLoop:
@@ -91,7 +89,7 @@ class WorkflowLoop:
         CURRENT_WORKFLOW.set(run)
         _CURRENT_CALL.set(None)  # a child run has inherited the call that started it
         try:
-            async with Saga(run, WORKFLOW_SCOPE):
+            async with WorkflowScope(run):
                 output = await self._function.call(arguments)
         except BaseException as exc:
             if suspension.error is not None:

@@ -63,7 +63,9 @@ class WorkflowRun:
         """Return the value of a step, recorded or made now, or raise its error."""
         result = self.find(call)
         if result is None:
-            if (failed := FAILED_SCOPE.get()) is not None:
+            if (failed := FAILED_SCOPE.get()) is not None and not call.is_cleanup:
+                if failed.kind == "run_cancelled":
+                    raise Unwind(f"{call.tool} was called in a workflow that is cancelled")
                 raise failed.to_exception(call.tool, ())
             result = await self.make(call)
         value = call.load(result)
@@ -72,15 +74,19 @@ class WorkflowRun:
             self._undoable[call.call_id] = call, value
         return value
 
-    def take_undoable(self, call_ids: set[str]) -> list[tuple[ToolStep, Any]]:
-        """Return the steps among these that can be undone, the last recorded one first. Each is returned once."""
+    def list_undoable(self, call_ids: set[str]) -> list[tuple[ToolStep, Any]]:
+        """Return the steps among these that can be undone and were not yet, the last recorded one first."""
         known = [each for each in self.steps.results if each in call_ids and each in self._undoable]
-        return [self._undoable.pop(each) for each in reversed(known)]
+        return [self._undoable[each] for each in reversed(known)]
+
+    def end_undo(self, step: ToolStep) -> None:
+        """The outcome of undoing this step is recorded."""
+        self._undoable.pop(step.call_id, None)
 
     def find(self, call: StepCall) -> ToolResult | None:
         """Give the call its id, and return its recorded result."""
         self._check_place(call.tool)
-        call.call_id = self._identity.assign(call)
+        call.call_id = call.call_id or self._identity.assign(call)
         for branch in BRANCH_CALLS.get():
             branch.add(call.call_id)
         if call.tool in self._unmet:
@@ -122,11 +128,8 @@ class WorkflowRun:
         if stop.error is not None:
             raise stop.error
         stop.raise_if_stopped()
-        bounds = context.profile.bounds
-        if self._state.turn_steps >= bounds.max_steps:
-            raise StepsExceeded(context.run_id, bounds.max_steps)
-        if attempt.services.ports.budget is not None:
-            await attempt.services.ports.budget.check(attempt.info, self._state)
+        if not call.is_cleanup:
+            await self._check_limits()
         self.consume_messages()
         resumed = call.call_id in self.steps.calls
         if not resumed:
@@ -137,6 +140,13 @@ class WorkflowRun:
         if StepStarted in attempt.observers.wanted:
             await attempt.observers.publish(StepStarted(run_id=context.run_id, step=call.number))
         await context.tool_calls.announce({call.call_id: call.effect}, resumed=resumed)
+
+    async def _check_limits(self) -> None:
+        attempt, bounds = self.attempt, self._context.profile.bounds
+        if self._state.turn_steps >= bounds.max_steps:
+            raise StepsExceeded(self._context.run_id, bounds.max_steps)
+        if attempt.services.ports.budget is not None:
+            await attempt.services.ports.budget.check(attempt.info, self._state)
 
     def _add_call(self, call: StepCall) -> None:
         request = ToolCall(id=call.call_id, name=call.tool, arguments=call.arguments)
