@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from holdfast import Agent, App, ApprovalRequest, Approve, Deny, Reply, RunWaiting, ToolCall, ToolResult, User, tool
 from holdfast.core import Message, ToolSchema
-from holdfast.errors import AlreadyAnswered, CheckpointError, NotWaiting, RunNotFound
+from holdfast.errors import AlreadyAnswered, DefinitionError, NotWaiting, RunNotFound
 
 #: How long a client waits for a reply before it has to ask again.
 WAIT = timedelta(seconds=20)
@@ -127,5 +127,5 @@ async def decide(run_id: str, call_id: str, verdict: Verdict) -> None:
         raise HTTPException(404, str(exc)) from exc
     except AlreadyAnswered as exc:
         raise HTTPException(409, str(exc)) from exc
-    except CheckpointError as exc:  # the arguments are not the ones that were shown
+    except DefinitionError as exc:  # the arguments do not fit the tool: nothing was sent, and the call still waits
         raise HTTPException(422, str(exc)) from exc

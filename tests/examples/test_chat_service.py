@@ -34,7 +34,8 @@ def test_a_restart_between_question_and_approval_loses_nothing(tmp_path: Path, e
         call = get_approval(server)
         path = f"/approvals/{call['run_id']}/{call['call_id']}"
         verdict = {"approve": True, "by": "bob", "digest": call["digest"], "arguments": {"amount": 90}}
-        assert server.request(path, {**verdict, "digest": "0" * 16})[0] == 422
+        assert server.request(path, {**verdict, "digest": "0" * 16})[0] == 404
+        assert server.request(path, {**verdict, "arguments": {"amount": "much"}})[0] == 422
         assert server.request("/approvals/unknown/refund-2", verdict)[0] == 404
         assert server.request(f"/approvals/{call['run_id']}/refund-9", verdict)[0] == 404
         assert server.request(path, verdict) == (204, None)

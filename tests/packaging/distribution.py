@@ -14,6 +14,7 @@ MODULES_BY_EXTRA = {
     "pydantic-ai": "holdfast.adapters.pydantic_ai",
     "langgraph": "holdfast.adapters.langgraph",
     "openai-agents": "holdfast.adapters.openai_agents",
+    "chat-completions": "holdfast.adapters.chat_completions",
     "cli": "holdfast.cli.program",
     "web": "holdfast.web.server",
     "client": "holdfast.client",

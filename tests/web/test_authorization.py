@@ -58,6 +58,7 @@ ON_A_CONVERSATION = [
     Request("DELETE", "/conversations/{agent}/{key}", "control"),
 ]
 OTHERS = [
+    Request("GET", "/pending", "read"),
     Request("GET", "/conversations", "read"),
     Request("GET", "/runs", "read"),
     Request("POST", "/runs", "start", {"agent": "clerk", "input": "note"}),

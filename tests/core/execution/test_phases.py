@@ -23,6 +23,8 @@ from holdfast.core.errors import (
     StepsExceeded,
 )
 from holdfast.core.execution.executor import Executor
+from holdfast.core.execution.native_loop import NativeLoop
+from holdfast.core.json_value import to_json_value
 from holdfast.core.ports import Ports
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import Message, Reply, System, ToolResult, Usage, User
@@ -383,10 +385,16 @@ async def test_a_conversation_without_phases_continues_as_the_first_of_those_tha
     assert result.steps == 6  # three for each: what was done before counts for the first
 
 
+class LoopOfObjects(NativeLoop):
+    """A loop whose outputs no store can keep."""
+
+    def dump_output(self, output: Any) -> Any:
+        return to_json_value(object(), "the output")
+
+
 async def test_an_output_that_cannot_be_stored_is_refused_where_it_was_made() -> None:
     host = SimulatedHost()
+    agent = Agent(name="a", phases=[Phase(name="one", model=ScriptedModel("done"))], loop=LoopOfObjects())
     with pytest.raises(PayloadError):
-        await host.executor.run(
-            Agent(name="a", phases=[Phase(name="one", model=ScriptedModel("half a pair \ud800"))]), "go", run_id="r"
-        )
+        await host.executor.run(agent, "go", run_id="r")
     assert await host.get_statuses() == {}
