@@ -9,7 +9,7 @@ from typing import Any
 import apsw
 import pytest
 
-from holdfast.checkpoint.errors import InvalidCursor
+from holdfast.checkpoint.errors import InvalidCursor, RunDamaged
 from holdfast.checkpoint.record import Mail, RunFilter, RunStatus
 from holdfast.checkpoint.store import iter_runs
 from holdfast.stores.sqlite import SqliteStore, listing
@@ -146,3 +146,6 @@ async def test_a_damaged_row_is_shown_in_its_page_and_affects_no_other(tmp_path:
         assert [record.labels for record in records] == [{"team": "ä"}, {}, {"team": "ä"}]
         assert records[1].status is RunStatus.PARKED
         assert records[1].reason.startswith("damaged: its record is not what was written")
+        assert sum(each.count for each in (await store.read_fleet()).counts) == 3
+        with pytest.raises(RunDamaged):
+            await store.load("run-1")

@@ -6,6 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlencode
 
+import apsw
 import httpx
 import pytest
 from tests.web.site import SECRET, make_agents
@@ -108,6 +109,36 @@ async def test_labels_that_relate_runs_are_not_for_callers(client: httpx.AsyncCl
             await start("clerk", "note", labels={label: "r1"})
     with pytest.raises(DefinitionError, match="is set by holdfast"):
         app.conversation("talker", "k", labels={label: "r1"})
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE runs SET labels = '{'",
+        "UPDATE runs SET agent_name = CAST(X'FF61' AS TEXT)",
+        "UPDATE runs SET info = X'00'",
+        "UPDATE runs SET progress = X'00'",
+        "UPDATE segments SET body = X'00'",
+        "DELETE FROM segments",
+    ],
+)
+async def test_a_damaged_run_is_a_problem_that_says_what_to_do(
+    client: httpx.AsyncClient, tmp_path: Path, damage: str
+) -> None:
+    connection = apsw.Connection(str(tmp_path / "runs.db"))
+    connection.execute(damage)
+    assert connection.changes() == 1
+    connection.close()
+    for path in ("/", "/api/runs", "/inbox", "/fleet", "/agents", "/api/pending", "/metrics"):
+        assert (await client.get(path)).status_code in (200, 404), path
+    for path in ("", "/export.json", "/export.html", "/fork/1", "/compare"):
+        assert (await client.get(f"/runs/r1{path}")).status_code < 500, path
+    page, problem = await client.get("/runs/r1"), await client.get("/api/runs/r1")
+    if problem.status_code != 200:  # some fields are not needed to show the run
+        assert (page.status_code, problem.status_code) == (409, 409)
+        assert "holdfast rm --force" in page.text
+        assert "holdfast rm --force" in problem.json()["detail"]
+    assert (await client.get("/api/runs/r1", headers={"x-user": "bob"})).status_code == 404
 
 
 async def test_labels_are_bounded(app: App) -> None:

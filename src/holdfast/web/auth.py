@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import msgspec
 from starlette.requests import Request
 
-from holdfast.checkpoint.errors import RunNotFound
+from holdfast.checkpoint.errors import RunDamaged, RunNotFound
 from holdfast.checkpoint.record import RunFilter, RunRecord
 from holdfast.checkpoint.store import RunStore, get_record
 from holdfast.core.errors import DefinitionError, InvalidRunId
@@ -156,12 +156,18 @@ async def find_visible(store: RunStore, principal: Principal, run_id: str) -> Ru
 
     Raises:
         RunNotFound: there is none, or it does not exist for the principal.
+        RunDamaged: its record cannot be read, and the principal may see all runs or this one.
     """
     try:
         check_run_id(run_id)
     except InvalidRunId:  # not every store can look for any text
         raise RunNotFound(run_id) from None
-    record = await get_record(store, run_id)
+    try:
+        record = await get_record(store, run_id)
+    except RunDamaged:
+        if not (principal.sees_all or principal.run_id == run_id):
+            raise RunNotFound(run_id) from None  # whose run it is cannot be read
+        raise
     principal.check_visible(run_id, record.caller_id)
     return record
 

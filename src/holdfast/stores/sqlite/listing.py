@@ -82,11 +82,17 @@ def _by_label(number: int) -> _Source:
 def read_counts(now_micros: int, liveness: Liveness, execute: Execute) -> list[CountedRow]:
     """Return the number of runs by agent, status and owner."""
     alive = liveness.alive_workers(execute)
+    query = statement("count_runs")
+    try:
+        rows = execute(query, (now_micros,)).fetchall()
+    except UnicodeDecodeError:  # the name of an agent is damaged
+        query = query.replace("SELECT agent_name,", "SELECT CAST(agent_name AS BLOB),")
+        rows = [(row[0].decode(errors="replace"), *row[1:]) for row in execute(query, (now_micros,)).fetchall()]
     return [
         CountedRow(
             agent, RunStatus(status), owner in alive, count, due, None if oldest is None else from_micros(oldest)
         )
-        for agent, status, owner, count, due, oldest in execute(statement("count_runs"), (now_micros,))
+        for agent, status, owner, count, due, oldest in rows
     ]
 
 

@@ -223,11 +223,11 @@ class Reader:
         return Fleet(workers=workers, counts=merge_rows(read_counts(now, self._liveness, execute)))
 
     def _load(self, run_id: str, after: int, execute: Execute) -> StoredRun:
-        row = execute(statement("load_record"), (run_id,)).get
-        if row is None:
-            raise RunNotFound(run_id)
-        first_seq, last_segment, unread, *columns = row
         try:
+            row = execute(statement("load_record"), (run_id,)).get
+            if row is None:
+                raise RunNotFound(run_id)
+            first_seq, last_segment, unread, *columns = row
             is_running = columns[5] == RunStatus.RUNNING
             record = make_record(columns, is_running and self._liveness.is_alive(columns[8], execute))
         except (ValueError, OverflowError, TypeError) as exc:

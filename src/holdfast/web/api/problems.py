@@ -21,7 +21,6 @@ from holdfast.checkpoint.errors import (
     StoreClosed,
     StoreError,
     StoreUnavailable,
-    UnknownVersion,
 )
 from holdfast.core.errors import (
     DefinitionError,
@@ -55,9 +54,6 @@ _STATUSES: tuple[tuple[type[HoldfastError], int], ...] = (
     (RunInterrupted, 503),
     (NotDurable, 503),
     (StoreError, 500),
-    (RunDamaged, 500),
-    (RecordDecodeError, 500),
-    (UnknownVersion, 500),
     (RunExists, 409),
     (RunAlreadyRunning, 409),
     (CheckpointError, 409),
@@ -73,6 +69,7 @@ _SERVER_DETAILS = {
     500: "the server could not process the request: its log says why",
     503: "the server or its store is not available at present: try again",
 }
+_DAMAGED_ADVICE = "restore the store from a backup, or remove the run with `holdfast rm --force`"
 _RETRY_AFTER = {"retry-after": "2"}
 
 
@@ -83,16 +80,21 @@ def get_status(error: HoldfastError) -> int:
     return next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
 
 
+def format_error(error: HoldfastError) -> str:
+    """Return the text of an error that the sender of the request may read, with what to do about a damaged run."""
+    return f"{error}: {_DAMAGED_ADVICE}" if isinstance(error, RunDamaged | RecordDecodeError) else str(error)
+
+
 async def respond_to_error(request: Request, error: Exception) -> Response:
     """Return an error of holdfast as a problem."""
     assert isinstance(error, HoldfastError)
     status = get_status(error)
-    if status >= 500:
+    if status >= 500 or isinstance(error, RunDamaged | RecordDecodeError):
         log.warning("%s %s: %s: %s", request.method, request.url.path, type(error).__name__, error)
     headers = _RETRY_AFTER if status == 503 else {}
     if isinstance(error, NotAuthenticated):
         headers = {"www-authenticate": "Bearer"}
-    detail = _SERVER_DETAILS.get(status, str(error))
+    detail = _SERVER_DETAILS.get(status, format_error(error))
     calls: tuple[WaitingCall, ...] = ()
     if isinstance(error, RunWaiting):
         calls = tuple(msgspec.structs.replace(call, token_hash="") for call in error.calls)

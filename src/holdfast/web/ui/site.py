@@ -18,7 +18,7 @@ from holdfast.root_error import HoldfastError
 from holdfast.runtime.reading import formatting
 from holdfast.runtime.reading.formatting import utc_now
 from holdfast.runtime.reading.run_summary import format_times
-from holdfast.web.api.problems import get_status
+from holdfast.web.api.problems import format_error, get_status
 from holdfast.web.auth import Authorize, Principal, Scope, authenticate, find_visible
 from holdfast.web.ui.content import show_age, show_time
 from holdfast.web.ui.json_tree import show_json
@@ -98,7 +98,7 @@ class Site:
     def render_error(self, request: Request, error: Exception) -> Response:
         """Return the page of an error. The text of a server error goes to the log only: it may name files and hosts."""
         status = get_status(error) if isinstance(error, HoldfastError) else 500
-        message = str(error)
+        message = format_error(error) if isinstance(error, HoldfastError) else str(error)
         if status >= 500:
             _log.error("%s of a page failed: %s", request.method, type(error).__name__, exc_info=error)
             message = "The server could not answer. Its log says why."
