@@ -8,12 +8,20 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
+import msgspec
 import pytest
 from examples.job_table import JobTable
 
 from holdfast import User
 from holdfast.checkpoint import CheckpointStore, MemoryCheckpointStore, RunCheckpoint
-from holdfast.checkpoint.errors import ClaimLost, RecordDecodeError, RunNotFound, StoreUnavailable
+from holdfast.checkpoint.errors import (
+    ClaimLost,
+    RecordDecodeError,
+    RunDamaged,
+    RunExists,
+    RunNotFound,
+    StoreUnavailable,
+)
 from holdfast.checkpoint.record import Release, RunStatus
 from holdfast.checkpoint.store import get_record
 from holdfast.stores.host import HostStore
@@ -204,6 +212,45 @@ async def test_a_claim_check_writes_nothing(store: HostStore, table: FaultyTable
 def test_a_checkpoint_that_cannot_be_read_is_refused() -> None:
     with pytest.raises(RecordDecodeError):
         RunCheckpoint.from_json(b'{"run_id": 1}')
+
+
+async def test_a_damaged_row_is_a_parked_run_and_affects_no_other(
+    table: FaultyTable, store: HostStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    for run_id in ("run-1", "run-2", "run-3"):
+        await store.create(make_run(run_id))
+    [row] = [each for each in await table.list_interrupted() if each.run_id == "run-2"]
+    damaged = msgspec.structs.replace(row, body=msgspec.Raw(b'{"new":1}'))
+    await table.save(damaged)
+    store = await reopen(table)
+    assert "run run-2 of the host's table is damaged" in caplog.text
+    records = {each.run_id: each for each in (await store.list_page()).records}
+    assert {run_id: each.status for run_id, each in records.items()} == {
+        "run-1": RunStatus.QUEUED,
+        "run-2": RunStatus.PARKED,
+        "run-3": RunStatus.QUEUED,
+    }
+    assert records["run-2"].reason.startswith("damaged: ")
+    worker = await add_worker(store)
+    for refused in (
+        store.load("run-2"),
+        store.claim("run-2", worker, statuses=frozenset(RunStatus)),
+        store.post("run-2", make_mail("m")),
+    ):
+        with pytest.raises(RunDamaged):
+            await refused
+    with pytest.raises(RunExists):
+        await store.create(make_run("run-2"))
+    assert len(await store.claim_next(worker, agents=["agent"], limit=5)) == 2
+    assert await table.load("run-2") == damaged
+    table.faults = 1
+    with pytest.raises(StoreUnavailable):
+        await store.remove("run-2")
+    assert await table.load("run-2") == damaged
+    await store.remove("run-2")
+    assert await table.load("run-2") is None
+    await store.create(make_run("run-2"))
+    assert (await get_record(store, "run-2")).status is RunStatus.QUEUED
 
 
 @pytest.fixture(params=[MemoryCheckpointStore, JobTable])

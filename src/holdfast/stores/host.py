@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import logging
 from collections.abc import AsyncIterator, Collection, Sequence
 from operator import attrgetter
 from typing import Any
@@ -11,7 +12,7 @@ import msgspec
 
 from holdfast.checkpoint.checkpoint_store import CheckpointStore, RunCheckpoint
 from holdfast.checkpoint.codec import decode
-from holdfast.checkpoint.errors import RecordDecodeError, StoreError, StoreUnavailable
+from holdfast.checkpoint.errors import RecordDecodeError, RunDamaged, StoreError, StoreUnavailable
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import (
@@ -31,6 +32,8 @@ from holdfast.clock import Clock
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.memory_run import MemoryRun
 
+_log = logging.getLogger(__name__)
+
 
 class HostStore(MemoryStore):
     """A memory store that writes each changed run to the host's table before it acknowledges the change.
@@ -38,7 +41,8 @@ class HostStore(MemoryStore):
     If the table refuses, the change is undone. `open` loads what the table holds. Strikes and tokens are in the body of
     a checkpoint: poison detection and fencing outlive the process. One process at a time may use a table. Runs that
     have ended, limits, drafts and the tables of batteries are in memory only; so after a restart the id of an ended run
-    is free. The row of an ended child is kept until its parent has ended, which reads its outcome.
+    is free. The row of an ended child is kept until its parent has ended, which reads its outcome. A row whose body is
+    damaged is listed as a parked run. It can only be removed, and is left unchanged until then.
     """
 
     durable = True
@@ -49,6 +53,8 @@ class HostStore(MemoryStore):
         self._is_loaded = False
         #: The runs that have a row.
         self._rows: set[str] = set()
+        #: Those of them whose body cannot be read, as they are.
+        self._damaged: dict[str, RunCheckpoint] = {}
         #: Held from a change until the table has it, so that no caller reads a change that may be undone.
         self._lock = asyncio.Lock()
         #: The runs that the current change touches, as they were before it; `None`: there was none.
@@ -63,12 +69,23 @@ class HostStore(MemoryStore):
         except Exception as exc:  # of the host's own code
             self._is_open = False
             raise StoreUnavailable(f"the host's table cannot list its checkpoints: {exc}") from exc
-        runs = [decode(bytes(checkpoint.body), MemoryRun) for checkpoint in checkpoints]
-        self._restore({run.new.run_id: run for run in runs})
-        self._rows = set(self._runs)
+        runs = [run for run in map(self._read_run, checkpoints) if run is not None]
         self._token = max((run.token for run in runs), default=0)
         self._created = max((run.number for run in runs), default=0)
+        for checkpoint in self._damaged.values():
+            self._created += 1
+            runs.append(_make_damaged_run(checkpoint, self._created))
+        self._restore({run.new.run_id: run for run in runs})
+        self._rows = set(self._runs)
         self._is_loaded = True
+
+    def _read_run(self, checkpoint: RunCheckpoint) -> MemoryRun | None:
+        try:
+            return decode(bytes(checkpoint.body), MemoryRun)
+        except RecordDecodeError as exc:
+            _log.error("run %s of the host's table is damaged and left unchanged: %s", checkpoint.run_id, exc)
+            self._damaged[checkpoint.run_id] = checkpoint
+            return None
 
     async def close(self) -> None:
         async with self._lock:  # the write in progress is finished
@@ -129,6 +146,7 @@ class HostStore(MemoryStore):
 
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
         async with self._lock:
+            self._check_undamaged(run_id)
             return await super().load(run_id, after=after)
 
     async def list_page(
@@ -182,6 +200,8 @@ class HostStore(MemoryStore):
         # The rows of the children of an ended run are deleted with it.
         changed = [self._list_tree(run_id) if self._has_ended(run_id) else [run_id] for run_id in self._before]
         written: list[str] = []
+        for run_id in self._before.keys() & self._runs.keys():
+            self._check_undamaged(run_id)
         try:
             for run_id in dict.fromkeys(itertools.chain.from_iterable(changed)):
                 await self._write_row(run_id, self._runs.get(run_id))
@@ -192,11 +212,17 @@ class HostStore(MemoryStore):
                 with contextlib.suppress(StoreError):
                     await self._write_row(run_id, self._before.get(run_id))
             raise
+        for run_id in self._damaged.keys() - self._runs.keys():
+            del self._damaged[run_id]
+
+    def _check_undamaged(self, run_id: str) -> None:
+        if run_id in self._damaged:
+            raise RunDamaged(run_id, "its row in the host's table is not what was written")
 
     async def _write_row(self, run_id: str, run: MemoryRun | None) -> None:
         try:
             if run is not None and self._is_kept(run):
-                await self._table.save(_make_checkpoint(run))
+                await self._table.save(self._damaged.get(run_id) or _make_checkpoint(run))
                 self._rows.add(run_id)
             elif run_id in self._rows:
                 await self._table.delete(run_id)
@@ -229,6 +255,28 @@ class HostStore(MemoryStore):
                 self._children.setdefault(run.new.parent_run_id, set()).add(run_id)
         self._unread = {run_id for run_id, run in self._runs.items() if run.unread}
         self._cancel_requested = {run_id for run_id, run in self._runs.items() if run.cancel_requested}
+
+
+def _make_damaged_run(checkpoint: RunCheckpoint, number: int) -> MemoryRun:
+    """Return what listings show of a row whose body cannot be read."""
+    new = NewRun(
+        run_id=checkpoint.run_id,
+        agent_name=checkpoint.agent_name,
+        caller_id=checkpoint.caller_id,
+        info=b"",
+        progress=b"",
+        entries=(),
+    )
+    return MemoryRun(
+        new=new,
+        created_at=checkpoint.updated_at,
+        updated_at=checkpoint.updated_at,
+        not_before=checkpoint.updated_at,
+        progress=b"",
+        status=RunStatus.PARKED,
+        reason="damaged: its row in the host's table is not what was written",
+        number=number,
+    )
 
 
 def _make_checkpoint(run: MemoryRun) -> RunCheckpoint:
