@@ -245,6 +245,9 @@ async def _undo_when_done(task: "asyncio.Task[T]", undo: Callable[[T], Coroutine
 async def cancel_run(claims: Claims, run_id: str) -> None:
     """Cancel a run without a live owner, or ask its owner to. Its unfinished child runs are cancelled first.
 
+    A run that may have steps to undo is left to a worker, which undoes them and ends it. If it is parked and its cancel
+    was requested before, it is cancelled as it is: it could not be undone.
+
     Raises:
         RunNotFound: there is no such run. RunNotClaimable: it is terminal already.
     """
@@ -256,9 +259,14 @@ async def cancel_run(claims: Claims, run_id: str) -> None:
             await claims.store.request_cancel(run_id)
             return
         try:
+            requested = (await get_record(claims.store, run_id)).cancel_requested
             await cancel_children(claims, run_id)
             stored = await claims.store.load(run_id)
             release = _make_release(stored, retention)
+            progress = decode(stored.record.progress, Progress)
+            if progress.undo_on_cancel and not (requested and undo.status is RunStatus.PARKED):
+                await claims.store.request_cancel(run_id)
+                release = Release(status=RunStatus.INTERRUPTED, reason="cancelled: a worker undoes its steps")
         except (RunDamaged, RecordDecodeError, UnknownVersion) as exc:
             await claims.release_durably(claim, make_cancelled_release(f"cancelled; {exc}", retention))
         except asyncio.CancelledError:
@@ -269,7 +277,8 @@ async def cancel_run(claims: Claims, run_id: str) -> None:
             raise
         else:
             await claims.release_durably(claim, release)
-            if not retention.cancelled and stored.record.parent_run_id is None:
+            is_removed = release.status is RunStatus.CANCELLED and not retention.cancelled
+            if is_removed and stored.record.parent_run_id is None:
                 await claims.store.remove(run_id)
 
 

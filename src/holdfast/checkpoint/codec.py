@@ -235,6 +235,7 @@ def make_state(codec: MessageCodec, progress: Progress, messages: list[Any], tur
         nudges=progress.nudges,
         port_data=progress.port_data,
         loop_data=progress.loop_data,
+        undo_on_cancel=progress.undo_on_cancel,
         turns=turns,
         turn=progress.turn,
     )

@@ -126,6 +126,8 @@ class Resumption:
     mail: tuple[Mail, ...] = ()
     #: The worker that executed it before, if that one died.
     taken_from: str | None = None
+    #: A cancel was requested: its steps are undone, and it ends.
+    is_cancelled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

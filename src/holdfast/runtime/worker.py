@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from typing import Any
@@ -27,6 +27,7 @@ from holdfast.core.ports import Leave, Resumption
 from holdfast.core.run.result import Result
 from holdfast.core.run.status import AttemptEnd
 from holdfast.core.run.waiting import RunWaiting
+from holdfast.core.workflow.workflow_loop import WORKFLOW_LOOP_NAME
 from holdfast.runtime.agent_registry import find_agent
 from holdfast.runtime.changes import POLL_INTERVAL
 from holdfast.runtime.operations.outcomes import wait_for_result
@@ -361,7 +362,9 @@ class Worker:
         resumption = self._checkpoints.resume(claim, stored, get_loop(agent).codec)
         if claim.strikes > 1:
             self._executor.metrics.get(agent.name).strikes += 1
-        if stored.record.cancel_requested and not manual:
+        is_cancelled = stored.record.cancel_requested and not manual
+        undoes = resumption.state.undo_on_cancel and get_loop(agent).name == WORKFLOW_LOOP_NAME
+        if is_cancelled and not undoes:
             await resumption.checkpointer.fail(RunCancelled(f"run {claim.run_id} was cancelled before it was resumed"))
             raise RunLost(f"run {claim.run_id} was cancelled before it was resumed")
         if claim.strikes > MAX_STRIKES and not manual and not await self._children_made_progress(claim.run_id):
@@ -369,7 +372,7 @@ class Worker:
             await resumption.checkpointer.leave(Leave(AttemptEnd.PARKED, reason=reason))
             log_parked(claim.run_id, agent.name, resumption.state.steps, reason)
             return None
-        return resumption
+        return replace(resumption, is_cancelled=is_cancelled)
 
     async def _children_made_progress(self, run_id: str) -> bool:
         """Whether a child has finished a step during the attempts that this run spent in one step."""

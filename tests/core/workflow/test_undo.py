@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from tests.simulated_host import SimulatedHost
 
-from holdfast import App, Bounds, tool
+from holdfast import App, Bounds, RunWaiting, tool, wait_for
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core.agents.tool_context import ToolContext
-from holdfast.core.errors import RunCancelled, RunError, StepsExceeded, ToolFailed
+from holdfast.core.errors import RunCancelled, RunError, RunParked, StepsExceeded, ToolFailed
 from holdfast.core.run.info import RunInfo
 from holdfast.core.workflow.definition import Workflow
 from holdfast.stores.memory import MemoryStore
@@ -285,3 +285,113 @@ async def test_an_undo_has_the_timeout_of_its_tool(caplog: pytest.LogCaptureFixt
     assert DONE[1:-1] == ["undo begins"] * 4
     assert DONE[-1] == "release a ticket a"
     assert "was not undone: tool undo take did not finish within 0.001 seconds" in caplog.text
+
+
+@workflow
+async def waiting_flow() -> Any:
+    await reserve("a")
+    await reserve("b")
+    try:
+        return await wait_for("go")
+    except Exception:
+        DONE.append("a cancel is no exception")
+        raise
+
+
+async def start_waiting_flow(app: App) -> None:
+    with pytest.raises(RunWaiting):
+        await app.run(waiting_flow, run_id="r")
+
+
+async def test_a_workflow_that_is_cancelled_while_it_waits_undoes_its_steps() -> None:
+    async with App([waiting_flow], MemoryStore()) as app:
+        await start_waiting_flow(app)
+        await app.cancel("r")
+        with pytest.raises(RunCancelled):
+            await app.result("r")
+        assert (await app.get("r")).status is RunStatus.CANCELLED
+    assert DONE == ["reserve a", "reserve b", "release b ticket b", "release a ticket a"]
+
+
+async def test_a_cancel_without_a_worker_is_left_to_the_next_one() -> None:
+    store = MemoryStore()
+    async with App([waiting_flow], store, worker=False) as app:
+        await start_waiting_flow(app)
+        await app.cancel("r")
+        await app.cancel("r")
+        run = await app.get("r")
+        assert run.status is RunStatus.INTERRUPTED
+        assert run.cancel_requested
+    async with App([waiting_flow], store) as other:
+        with pytest.raises(RunCancelled):
+            await other.result("r")
+    assert DONE == ["reserve a", "reserve b", "release b ticket b", "release a ticket a"]
+
+
+async def test_a_parked_workflow_that_is_cancelled_undoes_its_steps() -> None:
+    host = SimulatedHost()
+
+    @tool
+    async def pay() -> None:
+        await host.crash()
+
+    @workflow
+    async def flow() -> None:
+        await reserve("a")
+        await pay()
+
+    with contextlib.suppress(RunError):
+        await host.executor.start(flow, RunInfo.create(flow, "", run_id="r"))
+    async with App([flow], host.inner) as app:
+        with pytest.raises(RunParked, match="in doubt"):
+            await app.result("r")
+        await app.cancel("r")
+        with pytest.raises(RunCancelled):
+            await app.result("r")
+    assert DONE == ["reserve a", "release a ticket a"]
+
+
+async def test_a_workflow_without_undo_is_cancelled_at_once() -> None:
+    @workflow
+    async def flow() -> Any:
+        return await wait_for("go")
+
+    async with App([flow], MemoryStore(), worker=False) as app:
+        with pytest.raises(RunWaiting):
+            await app.run(flow, run_id="r")
+        await app.cancel("r")
+        assert (await app.get("r")).status is RunStatus.CANCELLED
+
+
+async def test_a_requested_cancel_continues_its_undo_after_a_shutdown() -> None:
+    store, undoing, hangs = MemoryStore(), asyncio.Event(), [True]
+
+    async def release_later(call: ToolContext, result: str) -> None:
+        if hangs[0] and result == "a":
+            undoing.set()
+            await asyncio.Event().wait()
+        DONE.append(f"release {result}")
+
+    @tool(undo=release_later)
+    async def take(name: str) -> str:
+        return name
+
+    @workflow
+    async def flow() -> Any:
+        await take("a")
+        await take("b")
+        return await wait_for("go")
+
+    async with App([flow], store) as app:
+        with pytest.raises(RunWaiting):
+            await app.run(flow, run_id="r")
+        await app.cancel("r")
+        await undoing.wait()
+        await app.shutdown(timedelta(0))
+    assert DONE == ["release b"]
+    hangs[0] = False
+    async with App([flow], store) as other:
+        with pytest.raises(RunCancelled):
+            await other.result("r")
+        assert (await other.get("r")).strikes == 0
+    assert DONE == ["release b", "release a"]

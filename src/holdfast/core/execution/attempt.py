@@ -11,7 +11,7 @@ import msgspec
 from holdfast.clock import Clock
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.agents.tool_threads import ToolThreads
-from holdfast.core.errors import RunInterrupted, RunKilled, Shutdown
+from holdfast.core.errors import RunCancelled, RunInterrupted, RunKilled, Shutdown
 from holdfast.core.execution.saving import IntentTimer, Saver
 from holdfast.core.execution.stop import StopCause, StopState
 from holdfast.core.json_value import to_json_value
@@ -83,6 +83,8 @@ class Attempt:
         self.stop_state: StopState = StopState(
             self.info.run_id, self.state, services.clock, services.shutdown_exceptions
         )
+        if resumption is not None and resumption.is_cancelled:
+            self.stop_state.begin_undo(RunCancelled(f"run {self.info.run_id} was cancelled"))
         self.mailbox: Mailbox = Mailbox(self.state.consumed, () if resumption is None else resumption.mail)
         self.observers: Observers = Observers(
             self.info, services.ports.listener, None if parent is None else parent.observers

@@ -70,7 +70,7 @@ async def _execute(attempt: Attempt, source: AgentSource) -> StoredResult:
             )
             await attempt.observers.publish(resumed)
         timer = _start_watch(agent, attempt)
-        if ports.budget is not None:
+        if ports.budget is not None and not attempt.stop_state.is_undoing:
             await ports.budget.check(attempt.info, attempt.state)
         tools = await ports.extra_tools.tools(attempt.info) if ports.extra_tools is not None else ()
         pipeline = _Pipeline(attempt, agent, loop, tools, turn_mail)

@@ -209,6 +209,8 @@ class RunState:
     port_data: PortData = field(default_factory=dict)
     #: Plain data of the loop.
     loop_data: Any = None
+    #: It may have steps to undo: a cancel is left to a process that can execute it.
+    undo_on_cancel: bool = False
     #: Ids of mail that the next save consumes, in the same write as the entries that use it.
     consumed: list[str] = field(default_factory=list)
     #: The next save is refused if the store has unread mail of these topics, not counting `consumed`. For a state that

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import msgspec
 
+from holdfast.clock import Timer
 from holdfast.core.agents.calls import Effect
 from holdfast.core.agents.retry import Retry
 from holdfast.core.agents.tool_context import ToolContext
@@ -152,20 +153,41 @@ class WorkflowScope(Saga):
     def __init__(self, run: WorkflowRun) -> None:
         super().__init__(run, WORKFLOW_SCOPE)
         self._stop = run.attempt.stop_state
+        self._timer: Timer | None = None
+        self._task: asyncio.Task[Any] | None = None
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        self._task, cancel = asyncio.current_task(), self._stop.undo_error
+        if cancel is not None:  # requested before this attempt: it only finds the steps to undo
+            self._error = self._error or _to_step_error(cancel)
+            FAILED_SCOPE.set(self._error)
+            self._timer = self._run.attempt.services.clock.call_later(UNDO_TIMEOUT, self._cancel_function)
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._leave_scope()
+        if self._timer is not None:
+            self._timer.cancel()
         end = self._find_end(error)
-        if end is None or not (self._is_recorded or self._run.list_undoable(self._calls)):
+        if end is None:
             return
-        await self._begin_undo()
-        if not self._is_recorded:
-            self._error = _to_step_error(end)
-        await self._undo_steps()
+        if self._is_recorded or self._run.list_undoable(self._calls):
+            await self._begin_undo()
+            if not self._is_recorded:
+                self._error = _to_step_error(end)
+            await self._undo_steps()
+        elif not self._stop.is_undoing:
+            return
         if end is not error:
             raise end
+
+    def _cancel_function(self) -> None:
+        """End a function that waits for something else than its steps."""
+        if self._task is not None:
+            self._task.cancel()
 
     def _find_end(self, error: BaseException | None) -> BaseException | None:
         """Return the error with which the run ends for good; `None` if it is done, or continues in a later attempt."""

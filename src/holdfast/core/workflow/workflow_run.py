@@ -131,6 +131,8 @@ class WorkflowRun:
         if not call.is_cleanup:
             await self._check_limits()
         self.consume_messages()
+        if isinstance(call, ToolStep) and call.undo is not None:
+            self._state.undo_on_cancel = True
         resumed = call.call_id in self.steps.calls
         if not resumed:
             self._add_call(call)
