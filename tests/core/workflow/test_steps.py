@@ -413,8 +413,12 @@ def test_what_is_no_async_function_is_refused() -> None:
     async def generate() -> Any:
         yield 1
 
+    def plain() -> None: ...
+
     with pytest.raises(DefinitionError, match="async generator"):
         workflow(generate)
+    with pytest.raises(DefinitionError, match="write `async def`, and move code that blocks into a tool"):
+        workflow(plain)  # type: ignore[arg-type]
     with pytest.raises(DefinitionError, match="annotate"):
 
         @workflow

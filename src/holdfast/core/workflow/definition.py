@@ -41,7 +41,7 @@ class Workflow(Generic[OutputT]):
             agent_id: stored with each run; tells versions of one function apart.
 
         Raises:
-            DefinitionError: the function is no async function, or a parameter has no annotation.
+            DefinitionError: the function is not an `async def`, or a parameter has no annotation.
         """
         check_callable("the function of a workflow", function)
         self.name: str = name if name is not None else str(getattr(function, "__name__", ""))

@@ -1,4 +1,4 @@
-"""What a step raises in a workflow, and its stored form: the same exception in every life."""
+"""What a step raises in a workflow, and its stored form: the same exception in every attempt."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -79,7 +79,7 @@ class StepError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     type_name: str
     message: str
     kind: StepErrorKind = "raised"
-    #: The class among the `errors` of the tool, and the arguments to make it again with.
+    #: The class among the `errors` of the tool, and the arguments of that exception.
     known_as: str = ""
     args: list[Any] = []
     data: Any = None
@@ -123,7 +123,7 @@ class StepError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def _make(kind: type[Exception], args: list[Any]) -> Exception | None:
     try:
         return kind(*args)
-    except Exception:  # a class of the user's may want other arguments
+    except Exception:  # user code may raise anything: its class may need other arguments
         return None
 
 

@@ -15,14 +15,17 @@ class WorkflowFunction:
         """Read the signature.
 
         Raises:
-            DefinitionError: the function is no async function, or its parameters cannot be described as JSON.
+            DefinitionError: the function is not an `async def`, or its parameters cannot be described as JSON.
         """
         if inspect.isasyncgenfunction(function):
             raise DefinitionError(
                 f"workflow {name} is an async generator: return the result, and show progress with steps of its own"
             )
         if not inspect.iscoroutinefunction(function):
-            raise DefinitionError(f"workflow {name} is no async function: write async def")
+            raise DefinitionError(
+                f"workflow {name} is a plain function: write `async def`, and move code that blocks into a tool, "
+                "which may be a plain function"
+            )
         self._name, self.function = name, function
         try:
             self._signature = Signature(function)
