@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -11,7 +12,7 @@ import psycopg
 import pytest
 from tests.postgres_proxy import TransactionPooler
 from tests.postgres_server import LocalServer
-from tests.stores.postgres_support import LONG, open_store
+from tests.stores.postgres_support import LONG, open_store, wait_until
 
 from holdfast.checkpoint.errors import StoreUnavailable
 from holdfast.checkpoint.record import RunFilter
@@ -42,6 +43,10 @@ def count_waiting(observer: psycopg.Connection) -> int:
     return int(count)
 
 
+async def has_waiting(observer: psycopg.Connection, count: int) -> bool:
+    return count_waiting(observer) == count
+
+
 @pytest.mark.parametrize("read", READS)
 async def test_the_server_ends_a_read_that_takes_too_long(url: str, read: str) -> None:
     async with open_store(url, timeout=timedelta(seconds=10)) as store:
@@ -49,6 +54,20 @@ async def test_the_server_ends_a_read_that_takes_too_long(url: str, read: str) -
             with pytest.raises(StoreUnavailable, match="took too long"):
                 await asyncio.wait_for(READS[read](store), LONG)
             assert count_waiting(observer) == 0, "no session works for a caller that has given up"
+        await READS[read](store)
+
+
+@pytest.mark.skipif(not psycopg.capabilities.has_cancel_safe(), reason="the client library is older than libpq 17")
+@pytest.mark.parametrize("read", READS)
+async def test_a_cancelled_caller_ends_its_read_on_the_server(url: str, read: str) -> None:
+    async with open_store(url, timeout=timedelta(minutes=10)) as store:
+        with locked(url) as observer:
+            reading = asyncio.ensure_future(READS[read](store))
+            await wait_until(partial(has_waiting, observer, 1))
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            await wait_until(partial(has_waiting, observer, 0))
         await READS[read](store)
 
 

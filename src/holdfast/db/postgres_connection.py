@@ -6,12 +6,13 @@ for a server that may never answer. The driver still connects, encodes parameter
 
 import asyncio
 import enum
+import logging
 import re
 from collections.abc import Sequence
 from typing import Any
 
 import psycopg
-from psycopg import errors, pq
+from psycopg import capabilities, errors, pq
 from psycopg.adapt import PyFormat, Transformer
 from psycopg.pq.abc import PGresult
 
@@ -19,6 +20,12 @@ Rows = list[tuple[Any, ...]]
 
 #: What a statement has at least, in milliseconds. Zero would mean without limit.
 _MIN_STATEMENT_MS = 500
+#: How long the server has to accept the cancellation of a statement. Later the statement's own timeout ends it.
+_CANCEL_TIMEOUT_S = 2.0
+
+_log = logging.getLogger(__name__)
+#: The event loop keeps only weak references to tasks.
+_CANCELLATIONS: set[asyncio.Task[None]] = set()
 
 
 class EncodedParams(list[bytes | None]):
@@ -128,11 +135,14 @@ class PgConnection:
         """Return a setting that the server reported when the session began."""
         return self._connection.info.parameter_status(name) or ""
 
-    async def execute(self, statement: str, params: Sequence[Any] = (), *, deadline: float) -> Rows:
+    async def execute(
+        self, statement: str, params: Sequence[Any] = (), *, deadline: float, ends_with_caller: bool = False
+    ) -> Rows:
         """Run a statement with `$1`, `$2` and so on, and return its rows. Without parameters it may be several.
 
         Args:
             deadline: when to close the connection, by the event loop's clock.
+            ends_with_caller: a cancelled caller also ends the statement on the server. For reads only.
 
         Raises:
             psycopg.Error: the server refused it; or the connection was lost, and the outcome is unknown.
@@ -146,7 +156,10 @@ class PgConnection:
             self._flush()
             await self._response
         except asyncio.CancelledError:
-            self.close()
+            if ends_with_caller and capabilities.has_cancel_safe():
+                self._cancel_in_background()
+            else:
+                self.close()
             raise
         finally:
             alarm.cancel()
@@ -160,6 +173,21 @@ class PgConnection:
     def close(self) -> None:
         """Hang up. A statement in progress raises `psycopg.OperationalError`."""
         self._abort(psycopg.OperationalError("the connection was closed"))
+
+    def _cancel_in_background(self) -> None:
+        """Ask the server to end the statement, then hang up. Counts as closed from now on."""
+        self._detach(psycopg.OperationalError("the caller has given up"))
+        task = self._loop.create_task(self._cancel_statement())
+        _CANCELLATIONS.add(task)
+        task.add_done_callback(_CANCELLATIONS.discard)
+
+    async def _cancel_statement(self) -> None:
+        try:
+            await self._connection.cancel_safe(timeout=_CANCEL_TIMEOUT_S)
+        except psycopg.Error as exc:
+            _log.debug("a statement could not be cancelled, its timeout ends it: %s", exc)
+        finally:
+            self._libpq.finish()
 
     def _send(self, statement: bytes, params: Sequence[Any]) -> None:
         if isinstance(params, EncodedParams):
@@ -220,15 +248,18 @@ class PgConnection:
             self._abort(exc)
 
     def _abort(self, error: psycopg.Error) -> None:
-        if self._closed_by is not None:
-            return
+        if self._closed_by is None:
+            self._detach(error)
+            self._libpq.finish()
+
+    def _detach(self, error: psycopg.Error) -> None:
+        """Stop to use the connection. It stays open."""
         self._closed_by = error
         if not self._loop.is_closed():
             self._loop.remove_reader(self._socket)
             self._loop.remove_writer(self._socket)
             if self._response is not None and not self._response.done():
                 self._response.set_exception(error)
-        self._libpq.finish()
 
 
 def format_read_timeout(deadline: float, loop: asyncio.AbstractEventLoop) -> str:

@@ -169,8 +169,8 @@ class ReaderPool:
     async def read(self, statement: str, params: Sequence[Any] = ()) -> Rows:
         """Return the rows of a statement whose cost depends on a caller's wishes or on the number of runs.
 
-        The server ends it before the call is given up, so that no session works on for a caller that has left. That
-        takes two more round trips.
+        The server ends it before the call is given up, and when its caller is cancelled, so that no session works on
+        for a caller that has left. That takes two more round trips.
 
         Raises:
             StoreUnavailable: it took too long, or the server was away for too long.
@@ -195,7 +195,7 @@ class ReaderPool:
             timeout = format_read_timeout(deadline, asyncio.get_running_loop())
             await connection.execute(f"begin isolation level read committed read only; {timeout}", deadline=deadline)
             try:
-                rows = await connection.execute(statement, params, deadline=deadline)
+                rows = await connection.execute(statement, params, deadline=deadline, ends_with_caller=True)
                 await connection.execute("commit", deadline=deadline)
             except psycopg.Error:
                 if not connection.is_closed:
