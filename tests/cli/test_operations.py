@@ -35,6 +35,21 @@ def test_a_call_in_doubt_parks_the_run_until_a_person_answers(shell: Shell) -> N
     assert shell.read_effects() == ["transfer c1-1", "send c2-1"]
 
 
+def test_a_call_in_doubt_that_did_not_happen_is_made(shell: Shell) -> None:
+    process = shell.start("run", "sample:agent", "transfer", "--run-id", "r1")
+    shell.wait_for_effect("transfer c1-1")
+    kill(process)
+    assert shell.run("resume", "sample:agent", "r1", "-q").returncode == 1
+    shell.ok("unpark", "r1", "--make", "c1-1", "--by", "ann")
+    shell.open_gate()
+    assert shell.ok("resume", "sample:agent", "r1", "-q") == "done: transfer\n"
+    assert shell.read_effects() == ["transfer c1-1", "transfer c1-1"]
+    events = [json.loads(line) for line in shell.ok("tail", "r1", "--json").splitlines()]
+    [decision] = [event["decision"] for event in events if event["type"] == "decision"]
+    assert (decision["by"], decision["via"]) == ("ann", "cli")
+    assert decision["comment"] == "it did not happen, and is made now"
+
+
 def test_fork_begins_anew_after_a_step(shell: Shell) -> None:
     shell.ok("submit", "sampler", "send note send", "--run-id", "r1")
     shell.ok("recover", "sample:app", "-q")

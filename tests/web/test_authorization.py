@@ -45,6 +45,7 @@ ON_A_RUN = [
     Request("POST", "/runs/{run_id}/answers", "answer", {"kind": "deny", "call_id": "c9"}),
     Request("POST", "/runs/{run_id}/cancel", "control"),
     Request("POST", "/runs/{run_id}/resume", "control"),
+    Request("POST", "/runs/{run_id}/unpark", "control", {}),
     Request("POST", "/runs/{run_id}/fork", "start", {"at_step": 99}),
     Request("GET", "/runs/{run_id}/pick", "read"),
     Request("POST", "/runs/{run_id}/pick", "answer", {"result": ""}),

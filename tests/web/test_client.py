@@ -7,12 +7,14 @@ from datetime import timedelta
 
 import pytest
 from tests.web.conftest import Site
-from tests.web.ui.journals import store_fanout
+from tests.web.ui.journals import store_fanout, store_parked_run
 
-from holdfast import Approve, Deny, RunWaiting, Value
-from holdfast.checkpoint.errors import RunConflict, RunEnded, RunNotFound
+from holdfast import NOT_EXECUTED, UNKNOWN, Approve, Deny, RunWaiting, ToolCall, Value
+from holdfast.checkpoint.errors import CheckpointError, RunConflict, RunEnded, RunNotClaimable, RunNotFound
 from holdfast.client import AsyncClient, Client, ServerUnavailable
 from holdfast.core.errors import DefinitionError, RunCancelled, RunFailed
+from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
+from holdfast.core.run.run_events import CallDecided, ToolReturned
 from holdfast.runtime.reading.transcript import CallRecord
 from holdfast.stores import store_from_url
 from holdfast.web.errors import Forbidden, NotAuthenticated
@@ -124,6 +126,47 @@ def test_the_sync_client_picks_too(site: Site) -> None:
         with pytest.raises(Forbidden):
             reader.pick("client-5", "")
         assert reader.get_pick("client-5") == picked
+
+
+async def store_doubt(site: Site, run_id: str) -> None:
+    """Store a parked run whose process died in the call of `note`."""
+    store = store_from_url(site.store)
+    await store.open()
+    call = ToolCall(id="p1", name="note", arguments={})
+    await store_parked_run(store, run_id, prompt="note", call=call)
+    await store.close()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "result", "made"),
+    [("by hand", "by hand", []), (NOT_EXECUTED, "noted", ["note"]), (UNKNOWN, UNKNOWN_OUTCOME, [])],
+    ids=["result", "not-executed", "unknown"],
+)
+async def test_a_call_in_doubt_is_resolved(
+    site: Site, outcome: object, result: str, made: list[str], request: pytest.FixtureRequest
+) -> None:
+    run_id = f"client-{request.node.callspec.id}"
+    await store_doubt(site, run_id)
+    async with AsyncClient(site.url, token=site.issue_token(run_id, "read", "control")) as client:
+        with pytest.raises(CheckpointError, match="no pending call has the id p2"):
+            await client.unpark(run_id, {"p2": outcome})
+        await client.unpark(run_id, {"p1": outcome})
+        assert (await client.result(run_id)).output == "did | note"
+        events = [event async for event in client.events(run_id)]
+        [returned] = [event for event in events if isinstance(event, ToolReturned)]
+        assert (returned.content, site.read_ledger(run_id)) == (result, made)
+        [decided] = [event for event in events if isinstance(event, CallDecided)]
+        assert (decided.call_id, decided.decision.via) == ("p1", "http")
+        with pytest.raises(RunNotClaimable):
+            await client.unpark(run_id)
+
+
+def test_the_sync_client_unparks_too(site: Site) -> None:
+    asyncio.run(store_doubt(site, "client-6"))
+    with Client(site.url, token=site.issue_token("client-6", "read", "control")) as client:
+        client.unpark("client-6", {"p1": NOT_EXECUTED})
+        assert client.result("client-6").output == "did | note"
+    assert site.read_ledger("client-6") == ["note"]
 
 
 async def test_a_wrong_token_and_a_server_that_is_not_there(site: Site) -> None:

@@ -1,6 +1,7 @@
 """AsyncClient: an App's operations over HTTP, and its conversations."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime, timedelta
@@ -12,6 +13,7 @@ import msgspec
 
 from holdfast.client.errors import ServerUnavailable, make_error
 from holdfast.client.transport import PAUSES, STREAM_TIMEOUT, Requests, read_frames
+from holdfast.core.agents.calls import NOT_EXECUTED, UNKNOWN
 from holdfast.core.run.info import RequestOptions
 from holdfast.core.run.run_events import Event
 from holdfast.core.run.waiting import Answer, Approve, Deny
@@ -29,8 +31,10 @@ from holdfast.web.wire import (
     ForkRequest,
     MailReference,
     MessageRequest,
+    NotExecutedResolution,
     PickRequest,
     PickResponse,
+    ResultResolution,
     RunReference,
     RunRequestBody,
     RunResult,
@@ -38,6 +42,8 @@ from holdfast.web.wire import (
     TurnReference,
     TurnRequest,
     TurnSummary,
+    UnknownResolution,
+    UnparkRequest,
     ValueRequest,
 )
 
@@ -233,6 +239,15 @@ class AsyncClient:
         """Leave a parked, failed or cancelled run to the workers, which resume it."""
         await self._requests.post(f"{_make_path(run_id)}/resume", None, RunReference)
 
+    async def unpark(self, run_id: str, resolutions: Mapping[str, Any] | None = None) -> None:
+        """Leave a parked run to the workers. The server records who it was.
+
+        Args:
+            resolutions: outcomes of calls in doubt, as for `App.unpark`.
+        """
+        body = UnparkRequest(resolutions=tuple(itertools.starmap(_make_resolution, (resolutions or {}).items())))
+        await self._requests.post(f"{_make_path(run_id)}/unpark", body, RunReference)
+
     async def fork(
         self,
         run_id: str,
@@ -281,3 +296,11 @@ def _make_answer(call_id: str, answer: Answer, digest: str | None) -> AnswerRequ
     if isinstance(answer, Deny):
         return DenyRequest(call_id=call_id, digest=digest, reason=answer.reason)
     return ValueRequest(call_id=call_id, digest=digest, value=answer.value)
+
+
+def _make_resolution(call_id: str, outcome: Any) -> ResultResolution | NotExecutedResolution | UnknownResolution:
+    if outcome is NOT_EXECUTED:
+        return NotExecutedResolution(call_id=call_id)
+    if outcome is UNKNOWN:
+        return UnknownResolution(call_id=call_id)
+    return ResultResolution(call_id=call_id, value=outcome)

@@ -115,6 +115,10 @@ class Client:
         """Leave a parked, failed or cancelled run to the workers, which resume it."""
         self._open_portal.call(self._client.requeue, run_id)
 
+    def unpark(self, run_id: str, resolutions: Mapping[str, Any] | None = None) -> None:
+        """Leave a parked run to the workers. Arguments as for `AsyncClient.unpark`."""
+        self._open_portal.call(self._client.unpark, run_id, resolutions)
+
     def fork(
         self,
         run_id: str,

@@ -5,6 +5,7 @@ from typing import Any, Literal, cast, get_type_hints
 
 import msgspec
 
+from holdfast.core.agents.calls import NOT_EXECUTED, UNKNOWN
 from holdfast.core.run.info import RequestOptions
 from holdfast.core.run.messages import Usage
 from holdfast.core.run.turns import TurnStatus
@@ -117,6 +118,40 @@ class ValueRequest(_AnswerBody, frozen=True, kw_only=True, tag="value"):
 
 
 AnswerRequest = ApproveRequest | DenyRequest | ValueRequest
+
+
+class _ResolutionBody(_Body, frozen=True, kw_only=True, tag_field="kind"):
+    """What a person has found out about a call in doubt."""
+
+    call_id: str
+
+
+class ResultResolution(_ResolutionBody, frozen=True, kw_only=True, tag="result"):
+    """The call happened, with this result."""
+
+    value: Any
+
+
+class NotExecutedResolution(_ResolutionBody, frozen=True, kw_only=True, tag="not_executed"):
+    """The call did not happen. It is made now."""
+
+    @property
+    def value(self) -> Any:
+        return NOT_EXECUTED
+
+
+class UnknownResolution(_ResolutionBody, frozen=True, kw_only=True, tag="unknown"):
+    """The model reads that the outcome of the call is unknown."""
+
+    @property
+    def value(self) -> Any:
+        return UNKNOWN
+
+
+class UnparkRequest(_Body, frozen=True, kw_only=True):
+    """Releases a parked run. For a call in doubt without a resolution, the outcome is unknown."""
+
+    resolutions: tuple[ResultResolution | NotExecutedResolution | UnknownResolution, ...] = ()
 
 
 class ForkRequest(_Body, frozen=True, kw_only=True):

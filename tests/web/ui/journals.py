@@ -102,12 +102,18 @@ async def store_fanout(store: RunStore | None, run_id: str) -> None:
 
 
 async def store_parked_run(
-    store: RunStore | None, run_id: str, *, in_doubt: tuple[str, ...] = ("p1",), reason: str = "in doubt: pay"
+    store: RunStore | None,
+    run_id: str,
+    *,
+    in_doubt: tuple[str, ...] = ("p1",),
+    reason: str = "in doubt: pay",
+    prompt: str = "Pay the invoice of ann.",
+    call: ToolCall | None = None,
 ) -> None:
     """Store a run of the clerk that is parked: its payment was started, and its outcome is not known."""
     assert store is not None
-    info = RunInfo(run_id=run_id, agent_name="clerk", prompt="Pay the invoice of ann.")
-    call = ToolCall(id="p1", name="pay", arguments={"amount": 129.0, "to": "ann"})
+    info = RunInfo(run_id=run_id, agent_name="clerk", prompt=prompt)
+    call = call or ToolCall(id="p1", name="pay", arguments={"amount": 129.0, "to": "ann"})
     bodies = [
         (EntryKind.BEGIN, encode(Begin(info=info))),
         (EntryKind.MESSAGE, NATIVE_CODEC.encode(User(text=info.prompt_text))),

@@ -227,6 +227,22 @@ def test_a_call_in_doubt_is_decided_in_the_inbox(any_server: UIServer, page: Pag
     assert get_result(any_server, "doubt-inbox") == "booked"
 
 
+@on_sqlite
+@pytest.mark.parametrize("path", ["/runs/{run_id}", "/inbox"], ids=["run", "inbox"])
+def test_a_call_that_did_not_happen_is_made(any_server: UIServer, page: Page, path: str) -> None:
+    run_id = f"doubt-made-{path.count('{')}"
+    any_server.call(store_parked_run(any_server.app.store, run_id))
+    page.goto(any_server.url + path.format(run_id=run_id))
+    task = page.get_by_role("article", name=f"Call in doubt of run {run_id}")
+    task.get_by_label("It did not happen").check()
+    task.get_by_role("button", name="Decide and unpark").click()
+    expect(page.get_by_role("status")).to_contain_text("Unparked.")
+    any_server.wait_for(run_id, "waiting")
+    [call] = [call for call in any_server.call(any_server.app.pending()) if call.run_id == run_id]
+    assert (call.call_id, call.kind) == ("p1", "approval"), "the call is made as any other: it needs an approval"
+    any_server.call(any_server.app.cancel(run_id))
+
+
 @pytest.fixture(scope="module")
 def settled(any_server: UIServer) -> str:
     """A run of three steps, each with something to edit."""

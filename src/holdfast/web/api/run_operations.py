@@ -46,6 +46,7 @@ from holdfast.web.wire import (
     RunRequestBody,
     RunResult,
     SignalRequest,
+    UnparkRequest,
 )
 
 
@@ -184,6 +185,14 @@ async def cancel_run(context: Context) -> RunReference:
 async def resume_run(context: Context) -> RunReference:
     await context.find_run()
     await context.app.requeue(context.run_id)
+    return RunReference(run_id=context.run_id)
+
+
+async def unpark_run(context: Context) -> RunReference:
+    await context.find_run()
+    body: UnparkRequest = context.body
+    resolutions = {each.call_id: each.value for each in body.resolutions}
+    await context.app.unpark(context.run_id, resolutions, by=context.principal.caller_id, via="http")
     return RunReference(run_id=context.run_id)
 
 
@@ -342,6 +351,16 @@ RUN_OPERATIONS = (
         handler=resume_run,
         scope="control",
         summary="Leave a parked, failed or cancelled run to the workers, which resume it.",
+        response=RunReference,
+        status=202,
+    ),
+    Operation(
+        method="POST",
+        path="/runs/{run_id}/unpark",
+        handler=unpark_run,
+        scope="control",
+        summary="Leave a parked run to the workers, with what a person has found out about its calls in doubt.",
+        request=UnparkRequest,
         response=RunReference,
         status=202,
     ),
