@@ -140,7 +140,7 @@ async def test_the_prompt_is_the_only_parameter_without_a_value() -> None:
     async with App([greet, nothing], MemoryStore()) as app:
         assert (await app.run(greet, "Ann")).output == "Ann!"
         assert (await app.run(greet, "Ann", inputs={"mark": "?"})).output == "Ann?"
-        with pytest.raises(DefinitionError, match="takes no prompt"):
+        with pytest.raises(DefinitionError, match="has no parameters: give it no prompt"):
             await app.run(nothing, "Ann")
 
 

@@ -58,6 +58,8 @@ class WorkflowFunction:
         free = [name for name, each in self._parameters.items() if name not in given and each.default is each.empty]
         if "prompt" in self._parameters:
             return "prompt"
+        if not self._parameters:
+            raise DefinitionError(f"workflow {self._name} has no parameters: give it no prompt")
         if len(free) != 1:
             raise DefinitionError(
                 f"workflow {self._name} takes no prompt: give its arguments as inputs, {', '.join(self._parameters)}"

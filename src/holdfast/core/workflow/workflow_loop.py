@@ -12,7 +12,6 @@ from holdfast.core.execution.step import StepContext
 from holdfast.core.json_value import to_json_value
 from holdfast.core.loop import FinishedCall, PendingCall
 from holdfast.core.run.messages import NATIVE_CODEC, MessageCodec, ToolResult, User
-from holdfast.core.run.prompt import summarize_prompt
 from holdfast.core.workflow.step_log import StepLog
 from holdfast.core.workflow.suspension import Unwind
 from holdfast.core.workflow.undo import WorkflowScope
@@ -53,7 +52,9 @@ class WorkflowLoop:
         )
 
     def make_message(self, content: str | list[Any]) -> Any:
-        return User(summarize_prompt(content))
+        raise DefinitionError(
+            "a workflow reads no messages: fork it with edited results of a step, or at step 1 with another prompt"
+        )
 
     def dump_output(self, output: Any) -> Any:
         return to_json_value(output, "the result of the workflow")
