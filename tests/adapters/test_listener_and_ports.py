@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 from pydantic_ai import Agent, AgentStreamEvent, RunContext
 from pydantic_ai.capabilities import ProcessEventStream
-from pydantic_ai.messages import FunctionToolResultEvent, ModelMessage, ModelRequest, ModelResponse, TextPart
+from pydantic_ai.messages import (
+    FunctionToolResultEvent,
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    TextPart,
+)
 from tests.adapters.crash_simulator import CrashSimulator
 from tests.adapters.scripted_model import ScriptedModel, call, get_texts
 
@@ -274,3 +280,10 @@ async def test_an_observer_learns_which_model_has_replied() -> None:
     async with App([durable(looking(script))], "memory:", critic=observer) as app:
         await app.run("looking", "go")
     assert observer.models == [script.model.model_name]  # a `FunctionModel` names itself
+
+
+async def test_half_a_surrogate_pair_in_a_reply_is_replaced() -> None:
+    thought = ModelResponse(parts=[TextPart("half \ud83d"), call("c1", "look", city="Lyon")])
+    async with App([durable(looking(ScriptedModel(thought, "done, half \ud83d")))], "memory:") as app:
+        result = await app.run("looking", "go")
+    assert result.output == "done, half \ufffd"

@@ -16,6 +16,8 @@ from pydantic_ai.messages import (
     ModelMessagesTypeAdapter,
     ModelRequest,
     ModelResponse,
+    TextPart,
+    ThinkingPart,
     ToolReturnPart,
     UserContent,
 )
@@ -24,6 +26,7 @@ from pydantic_core import PydanticSerializationError
 
 from holdfast.adapters.output_codec import OutputCodec
 from holdfast.core.errors import DefinitionError, PayloadError
+from holdfast.core.run.messages import replace_half_pairs
 
 #: In a message's metadata: the indexes of parts whose content is bytes, which JSON stores as text.
 _BYTES_KEY = "holdfast_bytes"
@@ -64,6 +67,13 @@ class PydanticAICodec:
 
 
 CODEC = PydanticAICodec()
+
+
+def replace_unstorable_texts(reply: ModelResponse) -> None:
+    """Replace half surrogate pairs in the texts of a reply, which no store can keep."""
+    for part in reply.parts:
+        if isinstance(part, TextPart | ThinkingPart):
+            part.content = replace_half_pairs(part.content)
 
 
 def _mark_bytes(message: ModelRequest) -> ModelRequest:

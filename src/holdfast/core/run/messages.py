@@ -200,11 +200,12 @@ def _validate_call(call: Any) -> ToolCall:
     try:
         arguments = to_json_value(call.arguments, "the arguments")
     except PayloadError as exc:
-        arguments = {UNREADABLE_ARGUMENTS: _replace_half_pairs(str(exc))}
+        arguments = {UNREADABLE_ARGUMENTS: replace_half_pairs(str(exc))}
     return ToolCall(id=call.id, name=call.name, arguments=arguments)
 
 
-def _replace_half_pairs(text: Any) -> Any:
+def replace_half_pairs(text: Any) -> Any:
+    """Return a text that UTF-8 can encode: half a surrogate pair becomes U+FFFD. Other values are unchanged."""
     return _HALF_PAIRS.sub("\ufffd", text) if isinstance(text, str) else text
 
 
@@ -236,10 +237,10 @@ def _check_usage(usage: Any) -> None:
 
 def _round_trip(reply: Reply) -> Reply:
     calls = tuple(
-        ToolCall(id=_replace_half_pairs(call.id), name=_replace_half_pairs(call.name), arguments=call.arguments)
+        ToolCall(id=replace_half_pairs(call.id), name=replace_half_pairs(call.name), arguments=call.arguments)
         for call in reply.tool_calls
     )
-    text, model = _replace_half_pairs(reply.text), _replace_half_pairs(reply.model)
+    text, model = replace_half_pairs(reply.text), replace_half_pairs(reply.model)
     reply = Reply(text=text, tool_calls=calls, usage=reply.usage, model=model)
     try:
         stored: Reply = NATIVE_CODEC.decode(NATIVE_CODEC.encode(reply))
