@@ -182,3 +182,17 @@ async def test_what_is_not_given_back_is_given_back_at_the_latest_when_the_app_c
         store.before = note
     # Before the worker is deregistered: from then on other workers may take what it has claimed.
     assert at_deregistration == [RunStatus.PARKED]
+
+
+async def test_a_waiting_run_whose_cancel_failed_is_resumed_if_its_mail_came_meanwhile(
+    app: App, store: FlakyStore
+) -> None:
+    claim = await store.inner.claim("run", app._stored.checkpoints.worker_id)
+    await store.inner.release(claim, Release(status=RunStatus.WAITING, wake_on=("signal:go",)))
+    await app._working.janitor.tick()  # its first reads of the store are not to be refused
+    store.down = {"list_page": 1, "release": 1}
+    with pytest.raises(CheckpointError, match="list_page: the connection was lost"):
+        await app.cancel("run")
+    await app.signal("run", "go")
+    await app._stored.checkpoints.claims.retry_pending_releases()
+    assert (await store.record()).status is RunStatus.INTERRUPTED

@@ -8,6 +8,8 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
+
 from holdfast.checkpoint.codec import Outcome, decode, decode_begin, encode
 from holdfast.checkpoint.errors import (
     RecordDecodeError,
@@ -18,6 +20,7 @@ from holdfast.checkpoint.errors import (
     StoreClosed,
     StoreUnavailable,
     UnknownVersion,
+    UnreadMail,
 )
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.progress import Progress
@@ -150,13 +153,21 @@ class Claims:
 
     async def release(self, claim: Claim, release: Release) -> None:
         """Release a claim that has no checkpointer. `retry_pending_releases` repeats a release that failed."""
-        await self._release(partial(self.store.release, claim, release))
+        await self._release(partial(self._write_release, claim, release))
 
     async def release_durably(self, claim: Claim, release: Release) -> None:
         """As `release`. Repeats it while the store is unavailable, until `store_timeout`."""
-        write = partial(self.store.release, claim, release)
+        write = partial(self._write_release, claim, release)
         timeout = self.settings.store_timeout
         await retry_while_unavailable(partial(self._release, write), timeout, self.clock)
+
+    async def _write_release(self, claim: Claim, release: Release) -> None:
+        """Release the claim. If the mail that the run would wait for has come meanwhile, any worker resumes the run."""
+        try:
+            await self.store.release(claim, release)
+        except UnreadMail:
+            ready = msgspec.structs.replace(release, status=RunStatus.INTERRUPTED, wake_at=None, wake_on=())
+            await self.store.release(claim, ready)
 
     async def _release(self, write: Callable[[], Awaitable[None]]) -> None:
         self._pending_releases[write] = None  # first: this call may be cancelled, or run while the store closes
