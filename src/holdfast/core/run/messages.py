@@ -223,7 +223,8 @@ def _is_json_safe(reply: Reply) -> bool:
     for call in reply.tool_calls:
         if type(call.id) is not str or not call.id.isascii() or type(call.name) is not str or not call.name.isascii():
             return False
-    return all(type(text) is str and text.isascii() for text in (reply.text, reply.model))
+    text, model = reply.text, reply.model
+    return type(text) is str and text.isascii() and type(model) is str and model.isascii()
 
 
 def _check_usage(usage: Any) -> None:
