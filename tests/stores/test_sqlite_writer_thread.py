@@ -171,8 +171,11 @@ async def test_a_store_whose_thread_has_ended_is_closed_and_opened_again(
             await store.close()
         Broken.hold.clear()
         await store.open()
-        [claim] = await store.claim_next(await add_worker(store), agents=["agent"], limit=1)
-        await store.append(claim, make_append(1, b"continued"))
+        heir = await add_worker(store)
+        async with asyncio.timeout(TIMEOUT_S):  # the thread of the heartbeats deregisters the worker that has left
+            while not (claims := await store.claim_next(heir, agents=["agent"], limit=1)):
+                await store.wait_for_change(timedelta(milliseconds=50))
+        await store.append(claims[0], make_append(1, b"continued"))
 
 
 async def test_when_the_thread_ends_others_resume_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
