@@ -20,9 +20,9 @@ ROOT = Path(__file__).parents[1]
 CAPS = {
     "modules": 392,
     "lines": 66_235,
-    "modules that share a name": 4,
+    "modules that share a name": 0,
     "modules in one folder": 17,
-    "class names used twice": 11,
+    "class names used twice": 8,
     "protocols": 33,
     "names in holdfast": 32,
     "entries in docs/reference/api.md": 205,

@@ -28,12 +28,12 @@ from holdfast.core.validation import check_choice, check_duration, check_labels
 from holdfast.extras import require_extra
 from holdfast.runtime.agent_registry import find_agent, resolve_agent
 from holdfast.runtime.app_options import AppOptions, check_options, make_ports
-from holdfast.runtime.batch import BATCH_LABEL, BatchItem, run_batch
 from holdfast.runtime.blocking import exit_on_signal, report_resume, run_blocking
 from holdfast.runtime.lifetime import Lifetime
 from holdfast.runtime.operations.run_client import NO_STORE, NOT_OPEN, RunClient
 from holdfast.runtime.operations.store_services import StoreServices
 from holdfast.runtime.parts import WorkingParts
+from holdfast.runtime.run_map import BATCH_LABEL, BatchItem, run_batch
 from holdfast.runtime.status_server import render_metrics
 from holdfast.runtime.table_users import TableUsers
 from holdfast.runtime.worker import RecoveryReport

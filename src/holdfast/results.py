@@ -2,10 +2,10 @@
 
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core.run.waiting import WaitingCall
-from holdfast.runtime.batch import BatchItem
 from holdfast.runtime.operations.conversations import Conversation, Turn
 from holdfast.runtime.reading.run_summary import RunSummary
 from holdfast.runtime.reading.run_views import RunDetails, RunList, RunQuery
+from holdfast.runtime.run_map import BatchItem
 
 __all__ = [
     "BatchItem",

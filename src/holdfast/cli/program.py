@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from holdfast.cli.commands import batch
+from holdfast.cli.commands import map_results
 from holdfast.cli.commands.admin import LIMIT_COMMANDS, doctor, explain, grants, migrate
 from holdfast.cli.commands.control import cancel, fork, recover, resume, rm, unpark
 from holdfast.cli.commands.decisions import answer, approve, deny, pending, send, signal
@@ -25,9 +25,9 @@ from holdfast.core.log import LIFECYCLE_LOG
 
 #: The sections of `holdfast --help`.
 SECTIONS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Run agents": (demo, run, chat, resume, recover, worker, serve, submit, batch.map, compare),
+    "Run agents": (demo, run, chat, resume, recover, worker, serve, submit, map_results.map, compare),
     "Act on runs": (send, signal, pending, approve, deny, answer, cancel, unpark, fork, rm),
-    "Look at runs": (ls, show, tail, top, batch.results, export, ui, mcp),
+    "Look at runs": (ls, show, tail, top, map_results.results, export, ui, mcp),
     "Operate": (doctor, migrate, grants, explain),
 }
 

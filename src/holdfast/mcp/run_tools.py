@@ -34,7 +34,7 @@ class ShownRun(msgspec.Struct, frozen=True, kw_only=True):
     earlier_items: int
 
 
-class PendingCalls(msgspec.Struct, frozen=True, kw_only=True):
+class PendingPage(msgspec.Struct, frozen=True, kw_only=True):
     """Calls that wait for a person, oldest first."""
 
     calls: tuple[CallRecord, ...]
@@ -103,11 +103,11 @@ class RunTools:
         self,
         agent: Annotated[str | None, Field(description="Only calls of this agent's runs.")] = None,
         tool: Annotated[str | None, Field(description="Only calls of this tool.")] = None,
-    ) -> PendingCalls:
+    ) -> PendingPage:
         """List the calls that wait for a person: approvals and questions, with their arguments and digest."""
         calls = await self._app.pending(agent=agent, tool=tool)
         shown = tuple(map(CallRecord.from_wait, calls[:MAX_PAGE]))
-        return PendingCalls(calls=shown, more=len(calls) - len(shown))
+        return PendingPage(calls=shown, more=len(calls) - len(shown))
 
     async def answer_call(
         self,

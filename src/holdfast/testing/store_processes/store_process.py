@@ -97,7 +97,7 @@ class ProcessExited(Exception):
     """The child process ended before it answered. The effect of the call is unknown."""
 
 
-class CallFailed(Exception):
+class StoreCallFailed(Exception):
     """The store in the child process raised an error that is not one of holdfast's."""
 
 
@@ -153,7 +153,7 @@ class ChildProcess:
 
         Raises:
             ProcessExited: the process ended before it answered.
-            CallFailed: the store raised an error that is not one of holdfast's.
+            StoreCallFailed: the store raised an error that is not one of holdfast's.
         """
         if self._reader_task is None or self._reader_task.done():
             raise ProcessExited("the child process has ended")
@@ -290,7 +290,7 @@ def _resolve(pending: _PendingCall, answer: CallReturned | CallRaised) -> None:
         return
     known = getattr(errors, answer.error, None)
     if known is None:
-        pending.answer.set_exception(CallFailed(f"{answer.error}: {answer.message}"))
+        pending.answer.set_exception(StoreCallFailed(f"{answer.error}: {answer.message}"))
         return
     # Bypass `__init__`: its arguments differ by error, and the message is complete already.
     error: Exception = known.__new__(known)

@@ -11,7 +11,7 @@ from holdfast.web.ui.run_view.run_steps import CallView, StepView
 _MAX_STEPS, _MAX_RANGES = 30, 12
 
 
-class Range(msgspec.Struct, frozen=True, kw_only=True):
+class StepRange(msgspec.Struct, frozen=True, kw_only=True):
     """Some consecutive steps of a long run."""
 
     first: int
@@ -23,7 +23,7 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True):
 
     steps: Sequence[StepView]
     #: All steps of a run that is longer than the window.
-    ranges: Sequence[Range]
+    ranges: Sequence[StepRange]
     failed: Sequence[CallView]
     edited: Sequence[CallView]
     max_cost: float
@@ -46,8 +46,8 @@ def build_outline(run: RunSummary, steps: Sequence[StepView]) -> Outline:
     )
 
 
-def _list_ranges(count: int) -> list[Range]:
+def _list_ranges(count: int) -> list[StepRange]:
     size = 10
     while count > size * _MAX_RANGES:
         size *= 10 if str(size)[0] == "5" or size * 5 * _MAX_RANGES < count else 5
-    return [Range(first=first, last=min(count, first + size - 1)) for first in range(1, count + 1, size)]
+    return [StepRange(first=first, last=min(count, first + size - 1)) for first in range(1, count + 1, size)]

@@ -29,9 +29,9 @@ from holdfast.clock import CLOCK
 from holdfast.core.errors import RunInterrupted
 from holdfast.core.run.info import RunOptions
 from holdfast.core.run.waiting import RunWaiting
-from holdfast.runtime.batch import BatchItem
 from holdfast.runtime.reading.formatting import format_cost, format_duration
 from holdfast.runtime.reading.run_views import RunQuery
+from holdfast.runtime.run_map import BatchItem
 
 _COLUMNS = ("run_id", "status", "output", "error", "cost_usd")
 _PAGE_SIZE = 200
