@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.public_api.names import read_reference
 
 from holdfast import errors
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
-ENTRY = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
-ENTRIES = ENTRY.findall((ROOT / "docs" / "reference" / "api.md").read_text())
+REFERENCE = read_reference()
+ENTRIES = [entry for entries in REFERENCE.values() for entry in entries]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -63,7 +64,7 @@ def test_packages_export_names() -> None:
 @pytest.mark.parametrize("name", _public())
 def test_a_public_name_is_in_the_reference(name: str) -> None:
     module = name.rpartition(".")[0]
-    assert name in ENTRIES or module in ENTRIES, f"docs/reference/api.md lacks `::: {name}`"
+    assert name in ENTRIES or module in ENTRIES, f"docs/reference/api lacks `::: {name}`"
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
@@ -74,3 +75,16 @@ def test_what_is_in_the_reference_exists_and_is_there_once(entry: str) -> None:
     except ModuleNotFoundError:
         assert hasattr(importlib.import_module(module), name)
     assert ENTRIES.count(entry) == 1
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_an_entry_is_on_the_page_of_its_module(entry: str) -> None:
+    fitting = [module for module in REFERENCE if entry == module or entry.startswith(f"{module}.")]
+    assert entry in REFERENCE[max(fitting, key=len)]
+
+
+def test_the_index_and_the_navigation_list_every_page_of_the_reference() -> None:
+    pages = {page.name for page in (ROOT / "docs" / "reference" / "api").glob("*.md")} - {"index.md"}
+    index = (ROOT / "docs" / "reference" / "api" / "index.md").read_text()
+    assert set(re.findall(r"\]\(([\w.]+\.md)\)", index)) == pages
+    assert set(re.findall(r"reference/api/([\w.]+\.md)", (ROOT / "mkdocs.yml").read_text())) == pages | {"index.md"}
