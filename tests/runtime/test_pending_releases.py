@@ -11,6 +11,7 @@ from tests.scripted_model import ScriptedModel
 from holdfast import Agent, App
 from holdfast.checkpoint.errors import CheckpointError, StoreFull, StoreUnavailable
 from holdfast.checkpoint.record import Release, RunRecord, RunStatus
+from holdfast.core.errors import SaveFailed
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.manual_clock import ManualClock
 
@@ -159,10 +160,12 @@ async def test_the_end_of_a_run_that_the_store_refused_is_recorded_later_by_the_
     store = ProbeStore(MemoryStore(clock=clock))
     async with App([Agent(name="agent", model=ScriptedModel("ok"))], store, worker=False, clock=clock) as app:
         store.fail("release", StoreFull("no room"))
-        assert (await app.run("agent", "go", run_id="run")).output == "ok"
+        with pytest.raises(SaveFailed, match="has a result that could not be saved"):
+            await app.run("agent", "go", run_id="run")
         assert (await app.get("run")).status is RunStatus.RUNNING
         await clock.advance(timedelta(minutes=1))
         assert (await app.get("run")).status is RunStatus.DONE
+        assert (await app.run("agent", "go", run_id="run")).output == "ok"
 
 
 async def test_what_is_not_given_back_is_given_back_at_the_latest_when_the_app_closes(store: FlakyStore) -> None:

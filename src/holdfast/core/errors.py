@@ -298,9 +298,9 @@ async def convert_process_exit(work: Awaitable[T]) -> T:
 
 
 class SaveFailed(RunInterrupted):
-    """The store did not accept a save, and the run must not continue without it.
+    """The store did not accept a save or the result, and the run must not continue or end without it.
 
-    What to do: Make the store reachable: a worker resumes the run from its last save.
+    What to do: Make the store reachable: a worker resumes the run from its last save. `run` with the same id attaches.
     """
 
     retry_after: timedelta = timedelta(seconds=5)

@@ -4,14 +4,15 @@ import logging
 from datetime import timedelta
 
 import pytest
+from tests.probe_store import ProbeStore
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import REMOVE_ENDED, SimulatedHost
 
-from holdfast import Agent, tool
-from holdfast.checkpoint.errors import StoreUnavailable
+from holdfast import Agent, App, current_call, tool
+from holdfast.checkpoint.errors import StoreFull, StoreUnavailable
 from holdfast.checkpoint.record import RunStatus
 from holdfast.config import CheckpointSettings
-from holdfast.core.errors import NotDurable
+from holdfast.core.errors import NotDurable, RunInterrupted, RunLost, SaveFailed
 from holdfast.core.metrics import RunMetrics
 from holdfast.core.observer import (
     PUBLIC_EVENTS,
@@ -23,6 +24,7 @@ from holdfast.core.observer import (
     StepEnded,
 )
 from holdfast.core.ports import Ports
+from holdfast.stores.memory import MemoryStore
 
 KEPT = CheckpointSettings()
 
@@ -64,6 +66,61 @@ async def test_the_save_of_a_step_waits_for_a_store_that_is_unavailable_for_a_mo
     model = ScriptedModel(tool_reply(call("1", "look")), "done")
     assert (await host.executor.run(Agent(name="a", model=model, tools=[look]), "go", run_id="r")).output == "done"
     assert await host.get_statuses() == {"r": RunStatus.DONE}
+
+
+@pytest.mark.parametrize("error", [StoreFull("no room"), OSError("the disk is gone")], ids=repr)
+async def test_a_caller_gets_no_result_that_the_store_does_not_have(error: Exception) -> None:
+    metrics = RunMetrics()
+    host = SimulatedHost(settings=KEPT, require_durability=True, metrics=metrics)
+    host.store.before = Refusal("release", 1, error)
+    with pytest.raises(SaveFailed, match=f"has a result that could not be saved, and waits for recovery: {error}"):
+        await host.executor.run(Agent(name="a", model=ScriptedModel("done")), "go", run_id="r")
+    assert await host.get_statuses() == {"r": RunStatus.RUNNING}
+    assert metrics.get("a").attempts == {"interrupted": 1}
+    await host.checkpoints.claims.retry_pending_releases()
+    assert await host.get_statuses() == {"r": RunStatus.DONE}
+
+
+async def test_a_message_after_a_result_that_was_not_stored_is_read_before_the_only_result() -> None:
+    store = ProbeStore(MemoryStore(), before=Refusal("release", 1, OSError("the disk is gone")))
+    model = ScriptedModel("without it", "with it")
+    async with App([Agent(name="a", model=model)], store) as app:
+        with pytest.raises(SaveFailed):
+            await app.run("a", "go", run_id="r")
+        await app.send("r", "and this")
+        await app._stored.checkpoints.claims.retry_pending_releases()
+        assert (await app.run("a", "go", run_id="r")).output == "with it"
+        assert (await app.result("r")).output == "with it"
+
+
+async def test_a_parent_does_not_use_the_result_of_a_child_that_was_not_stored() -> None:
+    child = Agent(name="child", model=ScriptedModel("of the child", "repeated"))
+
+    @tool(effect="idempotent")
+    async def ask() -> str:
+        return str((await current_call().run(child, "go")).output)
+
+    host = SimulatedHost(settings=KEPT, require_durability=True)
+    host.store.before = Refusal("release", 1, OSError("the disk is gone"))
+    agent = Agent(name="a", model=ScriptedModel(tool_reply(call("1", "ask")), "done"), tools=[ask])
+    with pytest.raises(RunInterrupted):
+        await host.executor.run(agent, "go", run_id="r")
+    assert set((await host.get_statuses()).values()) == {RunStatus.RUNNING, RunStatus.INTERRUPTED}
+
+
+async def test_a_caller_gets_no_result_of_a_run_that_another_worker_has_taken_at_its_end() -> None:
+    store = MemoryStore()
+    host, other = SimulatedHost(store, settings=KEPT), SimulatedHost(store)
+    await other.checkpoints.open()
+
+    async def take(method: str) -> None:
+        if method == "release":
+            await store.claim("r", other.checkpoints.worker_id, steal=True)
+
+    host.store.before = take
+    with pytest.raises(RunLost):
+        await host.executor.run(Agent(name="a", model=ScriptedModel("done")), "go", run_id="r")
+    assert (await host.get_statuses()) == {"r": RunStatus.RUNNING}
 
 
 async def test_a_failed_run_that_cannot_be_removed_is_not_executed_again() -> None:

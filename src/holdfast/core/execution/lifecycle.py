@@ -255,8 +255,8 @@ def describe_unknown_phases(agent: Agent, state: RunState) -> str:
 async def finalize(attempt: Attempt, error: BaseException | None, result: StoredResult | None) -> BaseException | None:
     """Complete, fail, park or release the checkpoint of a run that has ended, and close its ports.
 
-    Returns `error`, or the interruption of a run that has to read its mail first. Raises nothing: that would mask the
-    outcome of the run.
+    Returns `error`, or why a run with a result has not ended: it has to read its mail first, or the store did not take
+    its end. Raises nothing else: that would mask the outcome of the run.
 
     Args:
         result: if the run succeeded.
@@ -268,22 +268,37 @@ async def finalize(attempt: Attempt, error: BaseException | None, result: Stored
     end = attempt.stop_state.classify_error(error)
     is_turn_end = ends_turn(attempt, end, error)
     attempt.observers.emit(AttemptEnding(end=end))
+    recorded = await _record_end(attempt, end, error, result)
+    if recorded is not error:
+        error, is_turn_end = recorded, False
+        end = attempt.stop_state.classify_error(error)
+    if attempt.observers.has_begun or end in (AttemptEnd.FAILED, AttemptEnd.CANCELLED):
+        attempt.observers.emit(AttemptEnded(end=end, error=error, turn_ended=is_turn_end))
+    await _call_port(attempt, _report_error(attempt, error))
+    return error
+
+
+async def _record_end(
+    attempt: Attempt, end: AttemptEnd, error: BaseException | None, result: StoredResult | None
+) -> BaseException | None:
+    """End the checkpoint. Return the error of the attempt: `error`, unless the run continues after all."""
+    failure: Exception | None = None
     try:
         # Usage of the last step is committed while the run is in the store: afterwards it could not be found.
         await _call_port(attempt, _commit_budget(attempt, end))
-        abandoned = attempt.checkpointer is None or attempt.stop_state.abandoned
-        if not abandoned and not await _finalize_checkpoint(attempt, end, error, result):
-            error = MailArrived(f"run {attempt.info.run_id} continues: mail has arrived")
-            end = AttemptEnd.INTERRUPTED
+        if attempt.checkpointer is None:
+            return error
+        if not attempt.stop_state.abandoned:
+            if await _finalize_checkpoint(attempt, end, error, result):
+                return error
+            return MailArrived(f"run {attempt.info.run_id} continues: mail has arrived")
     except asyncio.CancelledError:
         if not attempt.stop_state.abandoned:
             raise
     except Exception as exc:  # a store may raise anything
         log.error("run %s: its checkpoint could not be finalized (%s)", attempt.info.run_id, end, exc_info=exc)
-    if attempt.observers.has_begun or end in (AttemptEnd.FAILED, AttemptEnd.CANCELLED):
-        attempt.observers.emit(AttemptEnded(end=end, error=error, turn_ended=is_turn_end))
-    await _call_port(attempt, _report_error(attempt, error))
-    return error
+        failure = exc
+    return error if result is None else attempt.saver.make_end_error(failure)
 
 
 async def release_claim(attempt: Attempt) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.clock import Clock, Timer
 from holdfast.concurrency import run_in_background, shielded
-from holdfast.core.errors import NotDurable, RunError, SaveFailed
+from holdfast.core.errors import NotDurable, RunError, RunLost, SaveFailed
 from holdfast.core.execution.stop import StopState
 from holdfast.core.observer import ClaimVerified, Observers, Saved
 from holdfast.core.ports import Checkpointer
@@ -161,6 +161,21 @@ class Saver:
             await shielded(task)
         finally:
             self.background_writes.discard(task)
+
+    def make_end_error(self, failure: Exception | None) -> RunError | None:
+        """Return the error of a run whose result the store did not take: its caller must not get the result.
+
+        `None`, if the executor does not require durability, and this process still owns the run.
+
+        Args:
+            failure: what the store raised. `None`: it did not answer, and the shutdown did not wait for it.
+        """
+        if isinstance(failure, RunLost):
+            return failure
+        if not self._require_durability:
+            return None
+        reason = "the store did not answer" if failure is None else failure
+        return SaveFailed(f"run {self._run_id} has a result that could not be saved, and waits for recovery: {reason}")
 
     def _make_error(self, error: Exception) -> RunError:
         if not self.is_stored:
