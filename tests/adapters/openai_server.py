@@ -53,6 +53,10 @@ class OpenAIServer:
                 serving.cancel()
             await asyncio.gather(*self._serving, return_exceptions=True)
 
+    def choose_turn(self, request: Request) -> Turn:
+        """The reply to a request."""
+        return self.turns[request.turn]
+
     def finished(self) -> list[str]:
         """The conversations that were answered, as often as they were."""
         return [request.key for request in self.log if request.outcome == "answered"]
@@ -81,7 +85,7 @@ class OpenAIServer:
         if planned:
             request.outcome = planned.pop(0)
             return await _misbehave(request, writer)
-        reply = _reply(self.turns[request.turn], request.turn)
+        reply = _reply(self.choose_turn(request), request.turn)
         chunks = _stream(reply) if body.get("stream") else [_json(200, reply)]
         for chunk in chunks:
             writer.write(chunk)
