@@ -3,10 +3,12 @@
 from holdfast.core.agents.waiting_tools import ask_person, sleep, wait_for
 from holdfast.core.workflow.definition import Workflow, workflow
 from holdfast.core.workflow.recorded import call, first, map_items, now, random, run_agent, saga, uuid4
+from holdfast.core.workflow.restart import Restart
 from holdfast.core.workflow.step_errors import AmbiguousStep, StepCancelled, StepDenied, StepFailed, StepTimeout
 
 __all__ = [
     "AmbiguousStep",
+    "Restart",
     "StepCancelled",
     "StepDenied",
     "StepFailed",

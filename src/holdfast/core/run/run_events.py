@@ -218,7 +218,7 @@ class ErrorRecorded(RunEvent, frozen=True, kw_only=True, tag="error"):
 
 
 class HistoryRewritten(RunEvent, frozen=True, kw_only=True, tag="history_rewritten"):
-    """The conversation was replaced by a shorter one, by compaction. Durable.
+    """The conversation was replaced by a shorter one, by compaction, or by the restart of a workflow. Durable.
 
     Events between this one and the cursor that a watcher continued after may be gone.
     """

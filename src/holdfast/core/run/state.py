@@ -256,6 +256,14 @@ class RunState:
             self.own_usage, self.child_usage, self.retry, self.port_data, self.loop_data, decisions, times
         )
 
+    def restart(self, messages: Iterable[Any]) -> None:
+        """Drop the history and the open calls, and begin with these messages. Usage, steps and times stay."""
+        self.history.rewrite(())
+        self.history.extend(messages)
+        self.results.clear()
+        self.calls = NO_CALLS
+        self.undo_on_cancel = False
+
     def set_port_data(self, name: str, value: Any) -> None:
         """Keep plain data of a port with the run. The next save contains it."""
         self.port_data = {**self.port_data, name: value}

@@ -13,6 +13,7 @@ from holdfast.core.agents.tool_context import current_call
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.result import OutputT
 from holdfast.core.validation import check_callable, check_text, check_type
+from holdfast.core.workflow.restart import Restart
 from holdfast.core.workflow.workflow_function import WorkflowFunction
 from holdfast.core.workflow.workflow_loop import WorkflowLoop
 
@@ -25,7 +26,7 @@ class Workflow(Generic[OutputT]):
 
     def __init__(
         self,
-        function: Callable[..., Awaitable[OutputT]],
+        function: Callable[..., Awaitable[OutputT | Restart]],
         *,
         name: str | None = None,
         description: str | None = None,
@@ -60,7 +61,7 @@ class Workflow(Generic[OutputT]):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Awaitable[OutputT]:
         """Call the function itself: nothing is recorded, for tests and as a part of another workflow."""
-        return self.function(*args, **kwargs)
+        return self.function(*args, **kwargs)  # type: ignore[return-value]  # a `Restart` is for those who expect one
 
     def to_tool(self) -> Tool:
         """Return the workflow as a tool of an agent. Each call is a child run; a repeated call attaches to it."""
@@ -77,11 +78,11 @@ class Workflow(Generic[OutputT]):
 
 
 @overload
-def workflow(function: Callable[..., Awaitable[OutputT]], /) -> Workflow[OutputT]: ...
+def workflow(function: Callable[..., Awaitable[OutputT | Restart]], /) -> Workflow[OutputT]: ...
 @overload
 def workflow(
     *, name: str | None = None, description: str | None = None, bounds: Bounds = DEFAULT_BOUNDS, agent_id: str = ""
-) -> Callable[[Callable[..., Awaitable[OutputT]]], Workflow[OutputT]]: ...
+) -> Callable[[Callable[..., Awaitable[OutputT | Restart]]], Workflow[OutputT]]: ...
 def workflow(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a `Workflow` of an async function, as a decorator with or without options, which are those of `Workflow`."""
     if function is not None:

@@ -20,13 +20,14 @@ FIRST, SAGA = "first", "saga"
 class StepLog:
     """What a workflow has recorded so far, from its history."""
 
-    def __init__(self, history: Iterable[Any] = ()) -> None:
+    def __init__(self, history: Iterable[Any] = (), first_step: int = 0) -> None:
+        self._first_step = first_step
         #: The calls that were announced, by id, in their order.
         self.calls: dict[str, ToolCall] = {}
         self.results: dict[str, ToolResult] = {}
         #: Calls of branches that lost a `first`.
         self.abandoned: set[str] = set()
-        #: The place of each call among all, from one.
+        #: The place of each call among all of the run, from one.
         self.numbers: dict[str, int] = {}
         for message in history:
             if isinstance(message, Reply):
@@ -37,7 +38,7 @@ class StepLog:
 
     def add_call(self, call: ToolCall) -> None:
         self.calls[call.id] = call
-        self.numbers.setdefault(call.id, len(self.numbers) + 1)
+        self.numbers.setdefault(call.id, self._first_step + len(self.numbers) + 1)
 
     def add_result(self, result: ToolResult) -> None:
         self.results[result.call_id] = result
@@ -84,7 +85,9 @@ class StepIdentity:
     No id depends on the order of different calls, so parallel branches find their own results after a crash.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, restarts: int = 0) -> None:
+        # Calls of different lives differ, also for those who know them by their idempotency keys.
+        self._suffix = f"@{restarts}" if restarts else ""
         self._counts: dict[str, int] = {}
         #: The task that made each call first.
         self._tasks: dict[str, asyncio.Task[Any] | None] = {}
@@ -101,7 +104,7 @@ class StepIdentity:
         if shared and (call.effect is not Effect.PURE or call.tool in (FIRST, SAGA)):
             raise AmbiguousStep(call.tool)
         self._counts[place] = self._counts.get(place, 0) + 1
-        return f"{place}:{self._counts[place]}"
+        return f"{place}:{self._counts[place]}{self._suffix}"
 
 
 def make_digest(arguments: Any) -> str:

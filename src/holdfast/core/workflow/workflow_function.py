@@ -1,11 +1,16 @@
 """The function of a workflow: its parameters and its result."""
 
+import functools
 import inspect
+import operator
 from collections.abc import Callable, Mapping
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 from holdfast.core.agents.tool import Signature
 from holdfast.core.errors import DefinitionError
+from holdfast.core.json_value import to_json_value
+from holdfast.core.workflow.restart import Restart
 
 
 class WorkflowFunction:
@@ -33,10 +38,7 @@ class WorkflowFunction:
             raise DefinitionError(str(exc).replace("tool ", "workflow ", 1)) from None
         self._parameters = inspect.signature(function).parameters
 
-    @property
-    def returns(self) -> Any:
-        """The annotation of the result; `Any` without one."""
-        return self._signature.returns
+        self.returns: Any = _without_restart(self._signature.returns)
 
     def bind(self, prompt: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments of the function from the input of a run.
@@ -52,6 +54,20 @@ class WorkflowFunction:
         except ValueError as exc:
             signature = inspect.signature(self.function)
             raise DefinitionError(f"the input of workflow {self._name}{signature} does not fit: {exc}") from exc
+
+    def bind_restart(self, restart: Restart) -> dict[str, Any]:
+        """Return the arguments of the next life as plain data.
+
+        Raises:
+            DefinitionError: they do not fit the signature. PayloadError: they have no JSON form.
+        """
+        try:
+            given = self._signature.bind(restart.args, restart.kwargs)
+        except TypeError as exc:
+            raise DefinitionError(f"workflow {self._name} returned {restart!r:.200}: {exc}") from None
+        arguments: dict[str, Any] = to_json_value(given, f"{restart!r:.200} of workflow {self._name}")
+        self.bind("", arguments)
+        return arguments
 
     def _find_prompt_parameter(self, given: Mapping[str, Any]) -> str:
         """Return the parameter that gets the prompt: the one named so, or the only one that has no value."""
@@ -69,3 +85,12 @@ class WorkflowFunction:
     async def call(self, arguments: dict[str, Any]) -> Any:
         """Call the function."""
         return await self.function(**arguments)
+
+
+def _without_restart(returns: Any) -> Any:
+    """Return the type of the output: an annotation may say that the function also returns `Restart`."""
+    if returns is Restart:
+        return Any
+    if get_origin(returns) not in (Union, UnionType):
+        return returns
+    return functools.reduce(operator.or_, [each for each in get_args(returns) if each is not Restart])

@@ -12,6 +12,7 @@ from holdfast.core.execution.step import StepContext
 from holdfast.core.json_value import to_json_value
 from holdfast.core.loop import FinishedCall, PendingCall
 from holdfast.core.run.messages import NATIVE_CODEC, MessageCodec, ToolResult, User
+from holdfast.core.workflow.restart import Life, Restart
 from holdfast.core.workflow.step_log import StepLog
 from holdfast.core.workflow.suspension import Unwind
 from holdfast.core.workflow.undo import WorkflowScope
@@ -79,11 +80,36 @@ class WorkflowLoop:
             await context.start([User(text)])
         for call_id, result in list(context.state.results.items()):  # a person has resolved them
             context.state.finish_call(call_id, result)
-        arguments = self._function.bind(info.prompt, info.inputs)
-        run = WorkflowRun(context)
+        while True:
+            life = Life.from_state(context.state)
+            try:
+                output = await self._live(context, life)
+            finally:
+                await context.close()
+            if not isinstance(output, _NextLife):
+                return self.load_output(self.dump_output(output))
+            context = await self._restart(context, life, output)
+
+    async def _live(self, context: StepContext, life: Life) -> Any:
+        """Call the function with the arguments of this life."""
+        info = context.attempt.info
+        prompt, inputs = (info.prompt, info.inputs) if life.arguments is None else ("", life.arguments)
+        arguments = self._function.bind(prompt, inputs)
+        life.enter(context.state)
+        run = WorkflowRun(context, life)
         output = await self._call_function(run, arguments)
         run.consume_messages()
-        return self.load_output(self.dump_output(output))
+        return output
+
+    async def _restart(self, context: StepContext, life: Life, following: "_NextLife") -> StepContext:
+        """Begin the next life in one write: a crash before it repeats the end of this life, one after it does not."""
+        attempt = context.attempt
+        await attempt.saver.save(must_succeed=True)  # what was deferred belongs to this life
+        life.restart(context.state, following.arguments)
+        await attempt.saver.save(must_succeed=True)
+        attempt.stop_state.raise_if_stopped()
+        await asyncio.sleep(0)  # without a store nothing else lets other runs continue
+        return StepContext(attempt, context.profile, context.prompt)
 
     async def _call_function(self, run: WorkflowRun, arguments: dict[str, Any]) -> Any:
         suspension, task = run.suspension, asyncio.current_task()
@@ -92,6 +118,8 @@ class WorkflowLoop:
         try:
             async with WorkflowScope(run):
                 output = await self._function.call(arguments)
+                if isinstance(output, Restart):
+                    output = _NextLife(self._function.bind_restart(output))
         except BaseException as exc:
             if suspension.error is not None:
                 if isinstance(exc, asyncio.CancelledError) and task is not None:
@@ -106,6 +134,13 @@ class WorkflowLoop:
         if suspension.error is not None:  # the function has swallowed it
             raise suspension.error
         return output
+
+
+class _NextLife:
+    """The function has returned `Restart`, with arguments that fit it."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        self.arguments = arguments
 
 
 def _is_unwound(error: BaseException) -> bool:

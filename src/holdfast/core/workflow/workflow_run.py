@@ -17,6 +17,7 @@ from holdfast.core.execution.waits import WAITING
 from holdfast.core.run.messages import Reply, ToolCall, ToolResult, User
 from holdfast.core.run.prompt import summarize_prompt
 from holdfast.core.run.run_events import StepStarted
+from holdfast.core.workflow.restart import Life
 from holdfast.core.workflow.step_calls import StepCall, ToolStep
 from holdfast.core.workflow.step_errors import StepError
 from holdfast.core.workflow.step_log import StepIdentity, StepLog
@@ -37,12 +38,12 @@ FAILED_SCOPE: ContextVar[StepError | None] = ContextVar("holdfast_failed_scope",
 class WorkflowRun:
     """Makes the steps of a workflow in one attempt. Belongs to one event loop."""
 
-    def __init__(self, context: StepContext) -> None:
+    def __init__(self, context: StepContext, life: Life) -> None:
         self.attempt = context.attempt
-        self.steps = StepLog(context.state.history)
+        self.steps = StepLog(context.state.history, life.first_step)
         self.suspension = Suspension(context.attempt, context.waits)
         self._context, self._state = context, context.state
-        self._identity = StepIdentity()
+        self._identity = StepIdentity(life.restarts)
         self._loop = asyncio.get_running_loop()
         #: The steps that can be undone, each with its value.
         self._undoable: dict[str, tuple[ToolStep, Any]] = {}
