@@ -12,9 +12,9 @@ from tests.cli.shell import Shell, environment
 from holdfast.cli.commands.admin import LIMIT_COMMANDS
 from holdfast.cli.commands.scheduling import SCHEDULE_COMMANDS
 from holdfast.cli.options import CodeStoreOption, JsonOption, StoreOption
-from holdfast.cli.program import COMMANDS, build_program
+from holdfast.cli.program import COMMANDS, build_program, name_command
 
-NAMES = [command.__name__ for command in COMMANDS]
+NAMES = [name_command(command) for command in COMMANDS]
 LIMITS = [f"limits {name}" for name in LIMIT_COMMANDS]
 JOBS = [f"schedule {name}" for name in SCHEDULE_COMMANDS]
 ALL = [*NAMES, *LIMITS, *JOBS]
@@ -29,7 +29,7 @@ HEAVY = {"rich", "apsw", "sqlite3", "psycopg", "pydantic", "pydantic_ai", "starl
 
 def test_every_command_has_help(shell: Shell) -> None:
     help_text = shell.ok("--help")
-    commands = re.findall(r"^  (\w+)  ", help_text, re.MULTILINE)
+    commands = re.findall(r"^  (\w[\w-]*)  ", help_text, re.MULTILINE)
     assert commands == [*NAMES, "limits", "schedule"]
     for command in (*COMMANDS, *LIMIT_COMMANDS.values(), *SCHEDULE_COMMANDS.values()):
         assert command.__doc__, command.__name__
@@ -51,8 +51,8 @@ def test_the_head_of_the_reference_names_the_commands_without_a_common_option() 
     without_json = re.search(r"every command takes it but (.*?)\. ", head, re.DOTALL)
     assert without_store
     assert without_json
-    assert re.findall(r"`([\w ]+)`", without_store[1]) == [name for name in ALL if not takes(name, "--store")]
-    assert re.findall(r"`([\w ]+)`", without_json[1]) == [name for name in ALL if not takes(name, "--json")]
+    assert re.findall(r"`([\w -]+)`", without_store[1]) == [name for name in ALL if not takes(name, "--store")]
+    assert re.findall(r"`([\w -]+)`", without_json[1]) == [name for name in ALL if not takes(name, "--json")]
 
 
 def find_command(name: str) -> Any:

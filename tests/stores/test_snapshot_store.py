@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from tests.store_kinds import flip_bit
 
+from holdfast.testing.store_check.scratch_stores import flip_bit
 from holdfast.testing.store_suite import DurableRunStoreSuite, RunStoreSuite
 
 

@@ -10,6 +10,7 @@ import typer.core
 
 from holdfast.cli.commands import map_results
 from holdfast.cli.commands.admin import LIMIT_COMMANDS, doctor, explain, grants, migrate
+from holdfast.cli.commands.checking import store_check
 from holdfast.cli.commands.control import cancel, fork, recover, resume, rm, unpark
 from holdfast.cli.commands.decisions import answer, approve, deny, pending, send, signal
 from holdfast.cli.commands.ls_export import export, ls
@@ -28,10 +29,15 @@ SECTIONS: dict[str, tuple[Callable[..., None], ...]] = {
     "Run agents": (demo, run, chat, resume, recover, worker, serve, submit, map_results.map, compare),
     "Act on runs": (send, signal, pending, approve, deny, answer, cancel, unpark, fork, rm),
     "Look at runs": (ls, show, tail, top, map_results.results, export, ui, mcp),
-    "Operate": (doctor, migrate, grants, explain),
+    "Operate": (doctor, migrate, grants, store_check, explain),
 }
 
 COMMANDS: tuple[Callable[..., None], ...] = tuple(command for section in SECTIONS.values() for command in section)
+
+
+def name_command(command: Callable[..., None]) -> str:
+    """Return the name by which a user calls the command."""
+    return command.__name__.replace("_", "-")
 
 
 class _Program(typer.core.TyperGroup):
@@ -41,7 +47,7 @@ class _Program(typer.core.TyperGroup):
         rows = {name: (name, self.commands[name].get_short_help_str(limit=1_000)) for name in self.list_commands(ctx)}
         for title, commands in SECTIONS.items():
             with formatter.section(title):
-                formatter.write_dl([rows.pop(command.__name__) for command in commands], col_max=12)
+                formatter.write_dl([rows.pop(name_command(command)) for command in commands], col_max=12)
         with formatter.section("Groups of commands"):
             formatter.write_dl(list(rows.values()), col_max=12)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from tests.store_kinds import flip_bit
 from tests.stores.broken import (
     claims,
     drafts,
@@ -24,6 +23,7 @@ from tests.stores.broken import (
     waiting,
 )
 
+from holdfast.testing.store_check.scratch_stores import flip_bit
 from holdfast.testing.store_suite import DurableRunStoreSuite, RunStoreSuite
 
 PARTS = (journal, claims, release, listing, limits, pages, mail, waiting, drafts, lifecycle, durability)
