@@ -56,13 +56,13 @@ def _apply(diff: str, files: Mapping[str, str]) -> tuple[str, str]:
 async def play(script: str, folder: Path, env: Mapping[str, str]) -> str:
     """Run the script in `folder`, and return what it printed, which is in the file `output` meanwhile."""
     programs = Path(sys.executable).parent
-    path = f"{programs}:{os.environ['PATH']}"
+    path = f"{programs}:{env.get('PATH', os.environ['PATH'])}"
     (folder / "script").write_text(script)
     with (folder / "output").open("wb") as output:
         process = await asyncio.create_subprocess_exec(
             *("bash", "script"),
             cwd=folder,
-            env={**os.environ, "PATH": path, "PYTHONWARNINGS": "error", **env},
+            env={**os.environ, **env, "PATH": path, "PYTHONWARNINGS": "error"},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=output,
             stderr=output,
