@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import msgspec
 from tests.scripted_model import ScriptedModel, call, tool_reply
+from tests.web.ui.trip import book_trip, travel
 
-from holdfast.core.agents.agent import Agent
+from holdfast.core.agents.agent import Agent, AgentSource
 from holdfast.core.agents.retry import Retry
 from holdfast.core.agents.tool import ToolSchema, tool
 from holdfast.core.agents.tool_context import emit_text
@@ -49,7 +50,7 @@ async def refuse_for_an_hour(messages: Sequence[Message], tools: Sequence[ToolSc
     raise ModelUnavailable("429 Too Many Requests", timedelta(hours=1))
 
 
-def build_agents() -> list[Agent[Any]]:
+def build_agents() -> list[AgentSource[Any]]:
     usage = Usage(input_tokens=900, output_tokens=100, cost_usd=0.01)
     clerk = ScriptedModel(
         tool_reply(call("p1", "pay", amount=129.0, to="ann"), text="I pay **ann** now.", usage=usage), "It is settled."
@@ -70,4 +71,6 @@ def build_agents() -> list[Agent[Any]]:
         Agent(name="patient", model=refuse_for_an_hour, retry=Retry(max_elapsed=timedelta(days=1))),
         # No test agent executes these: their runs stay as they were stored.
         Agent(name="greeter", model=ScriptedModel("Hello.", "Hello again.")),
+        travel,
+        book_trip,
     ]

@@ -1,5 +1,6 @@
 """Stored runs that no agent executes, written straight into a store."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -12,7 +13,7 @@ from holdfast.checkpoint.store import RunStore
 from holdfast.checkpoint.workers import WorkerIdentity, this_process
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import NATIVE_CODEC, Reply, System, ToolCall, ToolResult, Usage, User
-from holdfast.core.run.state import StepCalls
+from holdfast.core.run.state import CallTime, StepCalls, StepTimes
 from holdfast.core.run.waiting import WaitingCall
 from holdfast.fanout import ModelResponse, ResponseSnapshot, WriteSnapshot
 from holdfast.fanout.cells import AGENT_PREFIX
@@ -58,6 +59,36 @@ async def store_long_run(
         entries=entries,
     )
     await store.create(new)
+
+
+async def store_workflow_run(store: RunStore | None, run_id: str, tools: Sequence[str]) -> list[str]:
+    """Store a workflow that has called these tools, each third with an error. Returns the names."""
+    assert store is not None
+    info = RunInfo(run_id=run_id, agent_name="nobody", loop="workflow", inputs={"names": list(tools[:20])})
+    bodies = [
+        (EntryKind.BEGIN, encode(Begin(info=info))),
+        (EntryKind.MESSAGE, NATIVE_CODEC.encode(User(text=msgspec.json.encode(info.inputs).decode()))),
+    ]
+    for number, tool in enumerate(tools, 1):
+        call = ToolCall(id=f"{tool}:{number}", name=tool, arguments={tool: number - 1}, effect=tool, can_undo=True)
+        error = {"type_name": tool, "message": tool} if number % 3 == 0 else None
+        result = ToolResult(call_id=call.id, tool=tool, content=error or {tool: tool}, error=error is not None)
+        times = StepTimes(20, 0, (CallTime(call.id, 0, 20),))
+        ended = Step(at=_START + timedelta(seconds=number), progress=Progress(steps=number), times=times)
+        bodies += [
+            (EntryKind.MESSAGE, NATIVE_CODEC.encode(Reply(tool_calls=[call]))),
+            (EntryKind.MESSAGE, NATIVE_CODEC.encode(result)),
+            (EntryKind.STEP, encode(ended)),
+        ]
+    new = NewRun(
+        run_id=run_id,
+        agent_name="nobody",
+        info=encode(info.summarize()),
+        progress=encode(Progress(steps=len(tools))),
+        entries=[Entry(seq=seq, kind=kind, body=body) for seq, (kind, body) in enumerate(bodies)],
+    )
+    await store.create(new)
+    return [tool for tool in tools if "```" not in tool and "\r" not in tool]
 
 
 async def store_fanout(store: RunStore | None, run_id: str) -> None:

@@ -24,6 +24,8 @@ def paths(server: UIServer) -> list[str]:
     server.call(store_fanout(server.app.store, "axe-fanout"))
     server.call(store_parked_run(server.app.store, "axe-doubt"))
     server.call(store_parked_run(server.app.store, "axe-parked", in_doubt=(), reason="poison"))
+    server.submit("book_trip", "", "axe-trip", inputs={"city": "Lisbon", "nights": 3})
+    server.wait_for("axe-trip", "waiting")
     server.wait_for("axe-pay", "waiting")
     server.wait_for("axe-ask", "waiting")
     server.wait_for("axe-read", "done")
@@ -40,6 +42,8 @@ def paths(server: UIServer) -> list[str]:
         "/runs/axe-read",
         "/runs/axe-read?q=page",
         "/runs/axe-read/fork/1",
+        "/runs/axe-trip",
+        "/runs/axe-trip?show=list",
         "/runs/axe-doubt",
         "/runs/axe-fanout/compare?base=fake:one",
         "/runs/none",

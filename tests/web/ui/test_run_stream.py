@@ -21,7 +21,9 @@ READS = {"load", "get_record", "list_page", "list_runs", "read_mail"}
 
 
 def make_request(run_id: str) -> Request:
-    request = Request({"type": "http", "path_params": {"run_id": run_id}, "headers": [], "state": {}})
+    request = Request(
+        {"type": "http", "path_params": {"run_id": run_id}, "query_string": b"", "headers": [], "state": {}}
+    )
     request.state.principal = LOCAL_PRINCIPAL
     return request
 

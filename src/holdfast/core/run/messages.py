@@ -79,14 +79,17 @@ class User(msgspec.Struct, frozen=True, gc=False, tag_field="role", tag="user", 
             msgspec.structs.force_setattr(self, "content", tuple(self.content))
 
 
-class ToolCall(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A tool call that the model asks for."""
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """A tool call that the model, or the code of a workflow, asks for."""
 
     #: Unique within the run. Results are recorded under it.
     id: str
     name: str
     #: JSON data. Checked against the tool's signature before the tool is called.
     arguments: Any = {}
+    #: For readers of a workflow's steps: the effect of the tool, and whether a failure of the workflow undoes the call.
+    effect: str = ""
+    can_undo: bool = False
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="role", tag="reply", omit_defaults=True):

@@ -152,7 +152,10 @@ class WorkflowRun:
             await attempt.services.ports.budget.check(attempt.info, self._state)
 
     def _add_call(self, call: StepCall) -> None:
-        request = ToolCall(id=call.call_id, name=call.tool, arguments=call.arguments)
+        can_undo = isinstance(call, ToolStep) and call.undo is not None
+        request = ToolCall(
+            id=call.call_id, name=call.tool, arguments=call.arguments, effect=call.effect.value, can_undo=can_undo
+        )
         self.steps.add_call(request)
         self._state.history.append(Reply(tool_calls=(request,)))
 

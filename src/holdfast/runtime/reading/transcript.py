@@ -46,8 +46,10 @@ class CallRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     result: Any
     #: The arguments of the model, if a person has approved others.
     original_arguments: Any = None
-    #: The tool's effect; `None` without the agent's code.
+    #: The tool's effect; `None` without the agent's code. The steps of a workflow have it on record.
     effect: str | None = None
+    #: A step of a workflow that is undone if the workflow fails.
+    can_undo: bool = False
     #: The answer of a person or the result, who gave it, and when. `expire`: none came in time.
     decision: Decision | None = None
     #: What the tool says about the call, while it waits.
@@ -261,7 +263,8 @@ class Transcript:
             arguments=request.arguments,
             state="open",
             result=None,
-            effect=self._effects.get(request.name),
+            effect=request.effect or self._effects.get(request.name),
+            can_undo=request.can_undo,
         )
         self.calls.append(call)
         self._calls_by_id[call.call_id] = call

@@ -1,11 +1,13 @@
 """Data of a transcript as a tree of folded parts."""
 
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 from markupsafe import Markup, escape
 
 from holdfast.runtime.reading.formatting import cut_text, format_count
+from holdfast.web.ui.markdown import show_text
 
 #: Deeper data is one line. A tree shows this many parts of a list or object.
 _MAX_DEPTH, _MAX_PARTS = 8, 100
@@ -17,6 +19,14 @@ _BRIEF = 60
 def show_json(value: Any) -> Markup:
     """Return data as HTML. It comes from tools and models, so everything in it is escaped."""
     return Markup('<div class="json">{}</div>').format(_show(value, 0, Markup()))
+
+
+def show_document(text: str) -> Markup:
+    """Return a text as HTML: JSON as a tree, other text as Markdown."""
+    if text[:1] in ("{", "["):
+        with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
+            return show_json(msgspec.json.decode(text))
+    return show_text(text)
 
 
 def _show(value: Any, depth: int, name: Markup) -> Markup:

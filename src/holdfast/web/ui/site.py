@@ -21,7 +21,7 @@ from holdfast.runtime.reading.run_summary import format_times
 from holdfast.web.api.problems import format_error, get_status
 from holdfast.web.auth import Authorize, Principal, Scope, authenticate, find_visible
 from holdfast.web.ui.content import show_age, show_time
-from holdfast.web.ui.json_tree import show_json
+from holdfast.web.ui.json_tree import show_document, show_json
 from holdfast.web.ui.markdown import show_text
 
 #: A change of the files of the page gets a new URL.
@@ -52,6 +52,7 @@ def make_environment() -> jinja2.Environment:
         "decision": describe_decision,
         "rich": show_text,
         "tree": show_json,
+        "document": show_document,
     }
     environment.filters.update(filters)
     environment.globals["whole_call"] = formatting.format_whole_call

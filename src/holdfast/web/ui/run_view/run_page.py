@@ -14,16 +14,18 @@ from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore
 from holdfast.core.run.info import FORK_LABEL
 from holdfast.core.run.status import AttemptEnd
+from holdfast.core.workflow.workflow_loop import WORKFLOW_LOOP_NAME
 from holdfast.fanout.responses import is_fanout
 from holdfast.runtime.reading.formatting import utc_now
 from holdfast.runtime.reading.run_summary import RunSummary, describe_run, describe_times, summarize_run
 from holdfast.runtime.reading.run_views import read_attempts
-from holdfast.runtime.reading.transcript import read_record_waits
+from holdfast.runtime.reading.transcript import get_loop_name, read_record_waits
 from holdfast.web.auth import Principal, list_visible
 from holdfast.web.ui.needs import count_needs
+from holdfast.web.ui.run_view.call_tree import MAX_SHOWN, build_tree
 from holdfast.web.ui.run_view.run_outline import build_outline
 from holdfast.web.ui.run_view.run_steps import Content, StepView
-from holdfast.web.ui.run_view.run_timeline import RunTimeline, build_timeline
+from holdfast.web.ui.run_view.run_timeline import build_call_timeline, build_timeline
 from holdfast.web.ui.run_view.run_window import (
     read_content,
     read_image,
@@ -108,36 +110,65 @@ async def show_run(site: Site, request: Request) -> Response:
     common: dict[str, Any] = {"query": query, "said": MESSAGES.get(params.get("said", ""), "")}
     common["pending_count"] = await count_needs(site.store, principal)
     if query:
-        head = make_head(site, principal, record, related, doubts) | {"outcome": None, "outline": None}
+        head = make_head(site, principal, record, related, doubts)
+        head |= make_body(head["run"], record, [], [], is_end=True)
         hits = await search(site.store, record.run_id, query)
-        return site.render(request, "run.html", **head, **common, hits=hits, window=None, timeline=None)
+        return site.render(request, "run.html", **head, **common, hits=hits, window=None, outcome=None)
     before, step = read_number(params.get("before")), read_number(params.get("step"))
     window = await read_window(site.store, record, before=before, step=step)
     head = make_head(site, principal, record, related, doubts, window.answered)
     head["outcome"] = await read_outcome(site.store, window)
-    head["outline"] = build_outline(head["run"], window.steps.steps)
-    head["to_scale"] = to_scale = "scale" in params
-    timeline = make_timeline(
-        record, window.steps.steps, related.children, is_end=window.later is None, to_scale=to_scale
-    )
-    return site.render(request, "run.html", **head, **common, window=window, hits=[], timeline=timeline)
+    view = read_view(request)
+    head |= make_body(head["run"], record, window.steps.steps, related.children, is_end=window.later is None, view=view)
+    return site.render(request, "run.html", **head, **common, window=window, hits=[])
 
 
-def make_timeline(
+class BodyView(msgspec.Struct, frozen=True):
+    """What the reader has chosen: a timeline to scale, and the calls of a workflow as a list."""
+
+    to_scale: bool = False
+    #: `list`, `failed`; empty: the tree.
+    show: str = ""
+
+
+def read_view(request: Request) -> BodyView:
+    """Return what the URL says."""
+    show = request.query_params.get("show", "")
+    return BodyView("scale" in request.query_params, show if show in ("list", "failed") else "")
+
+
+def make_body(
+    run: RunSummary,
     record: RunRecord,
     steps: Sequence[StepView],
     children: Sequence[RunSummary],
     *,
     is_end: bool,
-    to_scale: bool = False,
-) -> RunTimeline | None:
-    """Return the timeline of these steps, which may be the last of the run."""
+    view: BodyView = BodyView(),  # noqa: B008 - frozen
+) -> dict[str, Any]:
+    """Return the context of the timeline, and of the outline or the tree of calls. The steps may be the last."""
+    attempts = [each for each in read_attempts(record) if is_end or not _is_later(each, steps)]
+    now = utc_now()
+    body: dict[str, Any] = {
+        "view": view,
+        "is_end": is_end,
+        "tree": None,
+        "outline": None,
+        "input": "",
+        "max_shown": MAX_SHOWN,
+    }
+    if get_loop_name(record) == WORKFLOW_LOOP_NAME:
+        tree = build_tree(steps, children)
+        timeline = build_call_timeline(tree.groups, attempts=attempts, now=now, to_scale=view.to_scale)
+        started = steps[0].parts if steps and steps[0].first_seq == 0 else []
+        body["input"] = next((part.content.text for part in started if part.kind == "user" and part.content), "")
+        return body | {"tree": tree.select(view.show), "all_calls": tree, "timeline": timeline}
     waits = read_record_waits(record) if record.status is RunStatus.WAITING and is_end else ()
     waits_since = min((call.asked_at for call in waits), default=None)
-    attempts = [each for each in read_attempts(record) if is_end or not _is_later(each, steps)]
-    return build_timeline(
-        steps, attempts=attempts, children=children, waits_since=waits_since, now=utc_now(), to_scale=to_scale
+    timeline = build_timeline(
+        steps, attempts=attempts, children=children, waits_since=waits_since, now=now, to_scale=view.to_scale
     )
+    return body | {"outline": build_outline(run, steps) if steps else None, "timeline": timeline}
 
 
 def _is_later(attempt: AttemptRecord, steps: Sequence[StepView]) -> bool:
@@ -161,7 +192,7 @@ def make_head(
     return {
         "run": run,
         "times": describe_times(run),
-        "to_scale": False,
+        "is_workflow": get_loop_name(record) == WORKFLOW_LOOP_NAME,
         "why": describe_run(run, waits, utc_now()),
         "tasks": list_tasks(record, [call for call in waits if call.topic not in answered]),
         "related": related,

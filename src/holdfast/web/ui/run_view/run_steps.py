@@ -10,7 +10,7 @@ from holdfast.checkpoint.journal import Entry
 from holdfast.checkpoint.record import RunRecord
 from holdfast.core.run.state import StepTimes
 from holdfast.runtime.reading.formatting import cut_text, format_value
-from holdfast.runtime.reading.transcript import CallRecord, Transcript, TranscriptItem, get_loop_name
+from holdfast.runtime.reading.transcript import CallRecord, CallState, Transcript, TranscriptItem, get_loop_name
 from holdfast.web.ui.content import list_images
 
 #: Longer content is cut; the rest is loaded when the reader asks for it.
@@ -290,10 +290,14 @@ class _Builder:
 
     def _add_result(self, item: TranscriptItem, content: Content) -> None:
         view = self._calls.get(item.call_id)
-        if view is None:
-            self._parts.append(Part(kind="result", content=content, name=item.tool or item.call_id))
-        else:
-            view.result, view.is_resolution = content, item.kind == "resolution"
+        if view is None:  # the call was made before the window
+            state: CallState = "error" if item.error else "done"
+            name = item.tool or item.call_id
+            call = CallRecord(call_id=item.call_id, tool=name, arguments=None, state=state, result=item.content)
+            view = CallView(call=call, arguments=Content(text="", length=0, seq=content.seq, number=content.number))
+            self._calls[item.call_id] = view
+            self._parts.append(Part(kind="result", content=content, name=name, calls=[view]))
+        view.result, view.is_resolution = content, item.kind == "resolution"
 
 
 def _list_contents(item: TranscriptItem) -> Iterable[Any]:

@@ -18,12 +18,13 @@ from holdfast.core.run.run_events import (
     ReplyAdded,
     TextDelta,
 )
+from holdfast.core.workflow.workflow_loop import WORKFLOW_LOOP_NAME
 from holdfast.root_error import HoldfastError
+from holdfast.runtime.reading.transcript import get_loop_name
 from holdfast.runtime.streams.entry_events import EventCursor, get_incarnation
 from holdfast.web.sse import EventStreamResponse, encode_html
 from holdfast.web.ui.live import UPDATE_PAUSE
-from holdfast.web.ui.run_view.run_outline import build_outline
-from holdfast.web.ui.run_view.run_page import make_head, make_timeline, read_children, read_related
+from holdfast.web.ui.run_view.run_page import make_body, make_head, read_children, read_related, read_view
 from holdfast.web.ui.run_view.run_steps import StepView
 from holdfast.web.ui.run_view.run_window import TranscriptWindow, read_number, read_tail, read_window
 from holdfast.web.ui.site import Site, get_principal
@@ -103,7 +104,10 @@ class RunUpdates:
         self._site, self._request, self._after = site, request, after
         self._principal = get_principal(request)
         self._key: tuple[Any, ...] | None = None
+        self._view = read_view(request)
         self._steps: list[StepView] = []
+        #: As it was read last.
+        self._record: RunRecord | None = None
         #: The entry that ends the last finished step.
         self._last_step_seq = -1
         #: The steps that the reader has, by their anchors.
@@ -121,14 +125,20 @@ class RunUpdates:
             self._related = await read_children(self._site.store, self._related, self._principal)
         elif changes.has_entries:
             changes.has_entries = False
-            window = await read_tail(self._site.store, self._request.path_params["run_id"], self._last_step_seq)
+            window = await self._read_window()
             if window.key != self._key:
                 return self._render_window(window, draft=changes.draft)
         return self._site.render_text(self._request, "draft.html", draft=changes.draft)
 
+    async def _read_window(self) -> TranscriptWindow:
+        """Read what follows the last finished step. Of a workflow the window: its calls end in any order."""
+        if self._record is not None and get_loop_name(self._record) == WORKFLOW_LOOP_NAME:
+            return await read_window(self._site.store, self._record)
+        return await read_tail(self._site.store, self._request.path_params["run_id"], self._last_step_seq)
+
     def _render_window(self, window: TranscriptWindow, *, replace_all: bool = False, draft: str = "") -> str:
         record, steps = window.record, window.steps
-        self._key, self._last_step_seq = window.key, steps.last_step_seq
+        self._key, self._last_step_seq, self._record = window.key, steps.last_step_seq, record
         self._principal.check_visible(record.run_id, record.caller_id)
         numbers = {step.number for step in steps.steps}
         finished = [step for step in self._steps if step.finished and step.number not in numbers]
@@ -136,9 +146,9 @@ class RunUpdates:
         doubts = list_doubts(record, steps.transcript)
         head = make_head(self._site, self._principal, record, self._related, doubts, window.answered)
         head["outcome"] = steps.outcome
-        head["outline"] = build_outline(head["run"], self._steps)
-        head["timeline"] = make_timeline(record, self._steps, self._related.children, is_end=True)
-        tail = [step for step in steps.steps if step.first_seq > self._after]
+        shown = steps.steps if head["is_workflow"] else self._steps
+        head |= make_body(head["run"], record, shown, self._related.children, is_end=True, view=self._view)
+        tail = [step for step in steps.steps if step.first_seq > self._after and not head["is_workflow"]]
         return self._render_changes(head, tail, draft, replace_all=replace_all)
 
     def _render_changes(self, head: dict[str, Any], tail: list[StepView], draft: str, *, replace_all: bool) -> str:

@@ -10,6 +10,7 @@ from holdfast.checkpoint.progress import AttemptRecord
 from holdfast.core.run.status import AttemptEnd
 from holdfast.runtime.reading.formatting import format_duration
 from holdfast.runtime.reading.run_summary import RunSummary
+from holdfast.web.ui.run_view.call_tree import CallGroup
 from holdfast.web.ui.run_view.run_steps import CallView, StepView
 from holdfast.web.ui.run_view.time_axis import Axis, Fold, Tick, make_axis
 
@@ -20,7 +21,7 @@ _MIN_PAUSE = timedelta(milliseconds=100)
 #: The narrowest bar, in per cent.
 _MIN_WIDTH = 0.4
 
-BarKind = Literal["model", "tool", "bad", "wait", "child", "worker"]
+BarKind = Literal["model", "tool", "bad", "wait", "child", "worker", "undo"]
 
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,13 +124,57 @@ def build_timeline(
         number = steps[-1].number if steps else 1
         bar = Bar(kind="wait", start=waits_since, end=max(now, waits_since))
         rows.append(Row(label="waits", target=f"#step-{number}", bars=[bar]))
+    return _place(rows, attempts, now, to_scale=to_scale)
+
+
+def build_call_timeline(
+    groups: Sequence[CallGroup],
+    *,
+    attempts: Sequence[AttemptRecord] = (),
+    now: datetime,
+    to_scale: bool = False,
+) -> RunTimeline | None:
+    """Build the timeline of a workflow: a row for each node of its tree, and rows for what ran at once."""
+    rows: list[Row] = []
+    for group in groups[-_MAX_STEPS:]:
+        label = group.title if group.number is None else f"{group.number} · {group.title}"
+        rows.append(Row(label=label, target=f"#{group.target}", bars=_list_group_bars(group, now)))
+        rows += [
+            Row(label=part.title, target=f"#{part.target}", bars=_list_group_bars(part, now), depth=1)
+            for part in group.parts
+            if group.kind == "parallel"
+        ]
+    return _place([row for row in rows if row.bars], attempts, now, to_scale=to_scale)
+
+
+def _list_group_bars(group: CallGroup, now: datetime) -> list[Bar]:
+    bars: list[Bar] = []
+    for call in group.calls:
+        end = call.at or (now if call.is_open and not call.is_abandoned else None)
+        if call.start is None or end is None:
+            continue
+        kind: BarKind = "child" if call.child is not None else "tool"
+        if group.kind == "undo":
+            kind = "undo"
+        elif call.is_wait or call.state in ("waiting", "needs approval", "needs result"):
+            kind = "wait"
+        elif call.state == "failed":
+            kind = "bad"
+        bars.append(Bar(kind=kind, start=call.start, end=max(call.start, end)))
+    return bars
+
+
+def _place(
+    rows: Sequence[Row], attempts: Sequence[AttemptRecord], now: datetime, *, to_scale: bool
+) -> RunTimeline | None:
+    """Put the rows on an axis, below one for the workers; `None` if there are none."""
     if not rows:
         return None
     start = min(bar.start for row in rows for bar in row.bars)
     end = max(bar.end for row in rows for bar in row.bars)
     shown = [_clip(each, start, end, now) for each in attempts]
     workers = [bar for bar in shown if bar is not None]
-    worked = [bar for row in rows for bar in row.bars if bar.kind in ("model", "tool", "bad", "child")]
+    worked = [bar for row in rows for bar in row.bars if bar.kind != "wait"]
     axis = make_axis(start, end, [] if to_scale else [(bar.start, bar.end) for bar in worked], folds=not to_scale)
     text = "" if not attempts else f"attempt {attempts[-1].number}"
     head = [Row(label="workers", target="#run-side", bars=workers, text=text)] if workers else []

@@ -14,6 +14,7 @@ from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import RunRecord, StoredRun
 from holdfast.checkpoint.store import RunStore
 from holdfast.core.errors import DefinitionError
+from holdfast.core.workflow.workflow_loop import WORKFLOW_LOOP_NAME
 from holdfast.runtime.reading.formatting import cut_text, format_value
 from holdfast.runtime.reading.transcript import Transcript, get_loop_name
 from holdfast.web.ui.content import list_images
@@ -21,8 +22,8 @@ from holdfast.web.ui.run_view.run_steps import Content, Steps, StepView, build_s
 
 #: Entries of a window: some 65 steps with one call each.
 WINDOW = 200
-#: Entries of the page that opens at the end of a run: some 30 steps.
-_END_WINDOW = 90
+#: Entries of the page that opens at the end of a run: some 30 steps. Of a workflow: some 130 calls.
+_END_WINDOW, _CALL_WINDOW = 90, 400
 _MAX_HITS = 50
 _SNIPPET = 160
 
@@ -63,7 +64,8 @@ async def read_window(
         position = await asyncio.to_thread(_find_step, entries, step)
         before = entries[min(len(entries), position + WINDOW // 2) - 1].seq + 1 if entries else None
     end = record.next_seq if before is None else max(1, min(before, record.next_seq))
-    size = _END_WINDOW if before is None else WINDOW
+    is_workflow = get_loop_name(record) == WORKFLOW_LOOP_NAME
+    size = _CALL_WINDOW if is_workflow else _END_WINDOW if before is None else WINDOW
     stored = await store.load(record.run_id, after=max(-1, end - size - 1))
     # A run that has grown since the record was read ends where the journal ends.
     entries = [entry for entry in stored.entries if before is None or entry.seq < end]
@@ -75,7 +77,7 @@ async def read_window(
         record=stored.record,
         steps=steps,
         earlier=steps.steps[0].first_seq if has_earlier else None,
-        later=None if is_end else end + WINDOW - WINDOW // 10,
+        later=None if is_end else end + size - size // 10,
         answered=frozenset(mail.topic for mail in stored.mail),
     )
 
