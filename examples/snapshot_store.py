@@ -138,6 +138,20 @@ class Contents(msgspec.Struct):
             raise RunNotFound(run_id)
         return self.runs[run_id]
 
+    def post(self, run_id: str, mail: Mail) -> Receipt:
+        run = self.get(run_id)
+        known = run.unread.get(mail.mail_id) or run.consumed.get(mail.mail_id)
+        if known is not None:
+            return Receipt(is_new=False, mail=known, consumed=mail.mail_id in run.consumed)
+        if run.record.is_terminal:
+            raise RunEnded(run_id, run.record.status)
+        now = datetime.now(UTC)
+        posted = run.unread[mail.mail_id] = msgspec.structs.replace(mail, posted_at=now)
+        if mail.topic in run.record.wake_on:
+            run.update(status=RunStatus.INTERRUPTED, reason="", wake_at=None, wake_on=(), not_before=now)
+        self.changes += 1
+        return Receipt(is_new=True, mail=posted)
+
     def get_claimed(self, claim: Claim) -> Run:
         """Return the run if the claim still holds. This is the fence: the token comes from the caller."""
         run = self.runs.get(claim.run_id)
@@ -298,7 +312,7 @@ class SnapshotStore:
                 caller_id=run.caller_id,
                 parent_run_id=run.parent_run_id,
                 tenant=run.tenant,
-                detached=run.detached,
+                background=run.background,
                 status=RunStatus.QUEUED,
                 created_at=now,
                 updated_at=now,
@@ -364,6 +378,9 @@ class SnapshotStore:
                 wake_at=release.wake_at,
                 wake_on=release.wake_on if release.status is RunStatus.WAITING else (),
             )
+            if release.notify is not None:
+                with contextlib.suppress(RunNotFound, RunEnded):
+                    contents.post(release.notify.run_id, release.notify.mail)
             contents.changes += 1
 
     async def remove(self, run_id: str, *, claim: Claim | None = None, erase: bool = False) -> None:
@@ -428,7 +445,7 @@ class SnapshotStore:
             for run in contents.runs.values():
                 record, parent = run.record, contents.get_parent(run.record)
                 is_due = run.is_claimable(now) and record.not_before <= now
-                may_leave_parent = record.detached or parent is None or parent.is_terminal
+                may_leave_parent = record.background or parent is None or parent.is_terminal
                 if is_due and record.agent_name in agents and may_leave_parent:
                     callers = queues.setdefault(record.priority, {})
                     callers.setdefault(record.caller_id, []).append((run.limit_names, run))
@@ -462,18 +479,7 @@ class SnapshotStore:
 
     async def post(self, run_id: str, mail: Mail) -> Receipt:
         with self._transaction() as contents:
-            run = contents.get(run_id)
-            known = run.unread.get(mail.mail_id) or run.consumed.get(mail.mail_id)
-            if known is not None:
-                return Receipt(is_new=False, mail=known, consumed=mail.mail_id in run.consumed)
-            if run.record.is_terminal:
-                raise RunEnded(run_id, run.record.status)
-            now = datetime.now(UTC)
-            posted = run.unread[mail.mail_id] = msgspec.structs.replace(mail, posted_at=now)
-            if mail.topic in run.record.wake_on:
-                run.update(status=RunStatus.INTERRUPTED, reason="", wake_at=None, wake_on=(), not_before=now)
-            contents.changes += 1
-            return Receipt(is_new=True, mail=posted)
+            return contents.post(run_id, mail)
 
     # -- between processes --------------------------------------------------------------------------------------
 

@@ -48,7 +48,7 @@ async def fill(url: str) -> dict[str, object]:
     await store.append(rewritten, make_append(2, b"two", rewrite=True))
     await store.append(rewritten, make_append(3, b"three", b"four", step_finished=True))
     labels = {"team": "a", "env": "b"}
-    child = make_run("child", b"zero", parent_run_id="rewritten", labels=labels, tenant="acme", detached=True)
+    child = make_run("child", b"zero", parent_run_id="rewritten", labels=labels, tenant="acme", background=True)
     await store.create(child)
     waiting = await create_claimed(store, worker, make_run("waiting", b"zero", labels={"team": "a"}))
     await store.post("waiting", make_mail("consumed"))
@@ -85,7 +85,7 @@ def _describe_run(run: StoredRun) -> list[object]:
         list(record.wake_on),
         [f"{mail.mail_id} {mail.topic} {mail.body.decode()}" for mail in run.mail],
         record.tenant,
-        record.detached,
+        record.background,
     ]
     return [*found, *extra] if any(extra) else found
 

@@ -180,6 +180,13 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
     drafts: Sequence[str] = ()
 
 
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """Mail for another run that the end of a claim posts."""
+
+    run_id: str
+    mail: Mail
+
+
 class Release(msgspec.Struct, frozen=True, kw_only=True):
     """How a claim ends while the run stays in the store."""
 
@@ -202,6 +209,8 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
     #: The release is refused with `UnreadMail` while the run has unread mail of these topics, not counting `consumed`.
     #: Later mail of these topics resumes a waiting run.
     wake_on: Sequence[str] = ()
+    #: Posted in the same transaction, as `RunStore.post` does; not if that run is gone or has ended.
+    notify: Notice | None = None
 
     def __post_init__(self) -> None:
         if self.status not in RELEASE_STATUSES:

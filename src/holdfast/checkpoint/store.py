@@ -159,7 +159,8 @@ class RunStore(Protocol):
     async def release(self, claim: Claim, release: Release) -> None:
         """End the claim and leave the run in the store as `release` says. No later write under the claim succeeds.
 
-        A waiting run is claimable from `wake_at` on, and as soon as mail of a topic in `wake_on` is posted.
+        A waiting run is claimable from `wake_at` on, and as soon as mail of a topic in `wake_on` is posted. The mail of
+        `notify` is posted if and only if the claim ends.
 
         Raises:
             ClaimLost: as for `append`.
@@ -234,7 +235,7 @@ class RunStore(Protocol):
 
         Runs of a higher priority come first. Within a priority it is fair: the oldest run of each caller comes before
         the second oldest of any. A run whose parent is in the store and not terminal is left out, unless it is
-        detached: its parent starts it.
+        in the background: its parent starts it.
 
         Never exceeds a concurrency limit, however many workers claim at the same time. Runs whose limit is reached are
         left out, and block no others.
@@ -246,7 +247,7 @@ class RunStore(Protocol):
     async def set_limit(self, kind: LimitKind, name: str, max_runs: int | None, *, default: bool = False) -> bool:
         """Limit the runs of an agent or a key, for all workers, from now on. Runs in progress continue.
 
-        A slot is held by each running run that has a live owner, and no parent or is detached.
+        A slot is held by each running run that has a live owner, and no parent or is in the background.
 
         Args:
             max_runs: `None` removes the limit.

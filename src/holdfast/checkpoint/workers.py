@@ -226,7 +226,7 @@ class LimitUsage(msgspec.Struct, frozen=True, kw_only=True):
     """A limit of a store, and how much of it is in use."""
 
     limit: ConcurrencyLimit
-    #: Runs that count towards it: they are running, have a live owner, and no parent or are detached.
+    #: Runs that count towards it: they are running, have a live owner, and no parent or run in the background.
     running: int
     #: Whether an App set it at its start. `set_limit` without `default` replaces it permanently.
     is_default: bool

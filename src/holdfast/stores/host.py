@@ -108,6 +108,8 @@ class HostStore(MemoryStore):
 
     async def release(self, claim: Claim, release: Release) -> None:
         async with self._write_through(claim.run_id):
+            if release.notify is not None and release.notify.run_id in self._runs:
+                self._remember(release.notify.run_id)
             await super().release(claim, release)
 
     async def remove(self, run_id: str, *, claim: Claim | None = None, erase: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ from holdfast.checkpoint.errors import (
     InvalidCursor,
     LimitReached,
     RunBusy,
+    RunEnded,
     RunExists,
     RunNotClaimable,
     RunNotFound,
@@ -37,7 +39,6 @@ from holdfast.checkpoint.workers import (
     Claim,
     CountedRow,
     Fleet,
-    LimitName,
     LimitUsage,
     WorkerHeartbeat,
     WorkerIdentity,
@@ -48,13 +49,10 @@ from holdfast.clock import CLOCK, Clock
 from holdfast.config import LimitKind
 from holdfast.core.errors import DefinitionError
 from holdfast.db.tables import Tables
-from holdfast.stores.memory_run import MemoryLimits, MemoryRun
+from holdfast.stores.memory_run import MemoryLimits, MemoryRun, group_by_caller
 
 #: More digits than any number of runs has.
 _CURSOR_DIGITS = 18
-
-#: A run that may be claimed, and the names of its limits.
-_Candidate = tuple[Sequence[LimitName], MemoryRun]
 
 
 class MemoryStore:
@@ -168,6 +166,9 @@ class MemoryStore:
         self._note_unread(claim.run_id)
         if not run.cancel_requested:
             self._cancel_requested.discard(claim.run_id)
+        if (notice := release.notify) is not None and notice.run_id in self._runs:
+            with suppress(RunEnded):  # there is no run to notify
+                await MemoryStore.post(self, notice.run_id, notice.mail)
         self._notify_change()
 
     async def remove(self, run_id: str, *, claim: Claim | None = None, erase: bool = False) -> None:
@@ -234,7 +235,7 @@ class MemoryStore:
         self._check_open()
         slots = self._limits.find_slots(self._iter_owned())
         chosen: list[MemoryRun] = []
-        for queues in self._group_by_caller(self._iter_claimable(frozenset(agents), self._clock.now())):
+        for queues in group_by_caller(self._iter_claimable(frozenset(agents), self._clock.now())):
             chosen += choose_fairly(queues, slots, limit - len(chosen))
         return tuple(self._claim_run(run, worker_id) for run in chosen)
 
@@ -379,16 +380,8 @@ class MemoryStore:
             claimable = self._is_awake(run) or (run.status in CLAIMABLE_STATUSES and not self._has_live_owner(run))
             if claimable and run.new.agent_name in agents and run.not_before <= now:
                 parent = self._runs.get(run.new.parent_run_id or "")
-                if run.new.detached or parent is None or parent.status in TERMINAL_STATUSES:
+                if run.new.background or parent is None or parent.status in TERMINAL_STATUSES:
                     yield run
-
-    def _group_by_caller(self, runs: Iterable[MemoryRun]) -> Iterator[Iterable[list[_Candidate]]]:
-        """Iterate over the priorities, highest first: the runs of each caller, oldest first."""
-        queues: dict[int, dict[str, list[_Candidate]]] = {}
-        for run in runs:
-            callers = queues.setdefault(run.new.priority, {})
-            callers.setdefault(run.new.caller_id, []).append((run.limit_names, run))
-        return (queues[priority].values() for priority in sorted(queues, reverse=True))
 
     def _is_needed_by_parent(self, run: MemoryRun) -> bool:
         """Whether the parent of the run may still read its outcome."""

@@ -1,6 +1,6 @@
 """The state of one run in a memory store, and the limits of the store."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -189,6 +189,19 @@ class MemoryRun:
             info=self.new.info,
             progress=self.progress,
         )
+
+
+#: A run that may be claimed, and the names of its limits.
+_Candidate = tuple[Sequence[LimitName], MemoryRun]
+
+
+def group_by_caller(runs: Iterable[MemoryRun]) -> Iterator[Iterable[list[_Candidate]]]:
+    """Iterate over the priorities, highest first: the runs of each caller, oldest first."""
+    queues: dict[int, dict[str, list[_Candidate]]] = {}
+    for run in runs:
+        callers = queues.setdefault(run.new.priority, {})
+        callers.setdefault(run.new.caller_id, []).append((run.limit_names, run))
+    return (queues[priority].values() for priority in sorted(queues, reverse=True))
 
 
 class MemoryLimits:

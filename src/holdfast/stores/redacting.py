@@ -72,14 +72,20 @@ class RedactingStore(StoreWrapper):
             entries=self._redact_entries(release.entries),
             progress=None if release.progress is None else self._redact_body(release.progress, _SYSTEM_FIELDS),
         )
+        if (notice := release.notify) is not None:
+            notice = msgspec.structs.replace(notice, mail=self._redact_mail(notice.mail))
+            redacted = msgspec.structs.replace(redacted, notify=notice)
         await self._store.release(claim, redacted)
 
     async def post(self, run_id: str, mail: Mail) -> Receipt:
+        return await self._store.post(run_id, self._redact_mail(mail))
+
+    def _redact_mail(self, mail: Mail) -> Mail:
         if mail.topic.startswith("signal:"):  # its payload is user data, whatever the names in it
             body = msgspec.json.encode(self._redact(msgspec.json.decode(mail.body)))
         else:
             body = self._redact_body(mail.body, _SYSTEM_FIELDS)
-        return await self._store.post(run_id, msgspec.structs.replace(mail, body=body))
+        return msgspec.structs.replace(mail, body=body)
 
     async def put_draft(self, claim: Claim, draft: bytes | None) -> None:
         await self._store.put_draft(claim, None if draft is None else self._redact_draft(draft))

@@ -97,7 +97,7 @@ class NeverRemovesALimit(BrokenStore):
 
 
 class GivesEachChildItsParentsSlot(BrokenStore):
-    red = ("test_a_detached_child_needs_a_slot",)
+    red = ("test_a_background_child_needs_a_slot",)
 
     def _has_slot(self, run: MemoryRun) -> bool:
         return run.new.parent_run_id is not None or super()._has_slot(run)

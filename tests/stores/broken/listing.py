@@ -164,7 +164,7 @@ class ClaimsQueuedRunsOnly(BrokenStore):
 
 
 class LeavesDetachedChildrenToTheirParents(BrokenStore):
-    red = ("test_a_detached_child_is_claimed_beside_its_parent",)
+    red = ("test_a_background_child_is_claimed_beside_its_parent",)
 
     def _iter_claimable(self, agents: frozenset[str], now: datetime) -> Iterator[MemoryRun]:
         return (run for run in super()._iter_claimable(agents, now) if run.new.parent_run_id is None)

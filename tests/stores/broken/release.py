@@ -1,11 +1,12 @@
 """Stores that break the contract of release, remove and purge."""
 
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 from tests.stores.broken.broken_store import BrokenStore
 
-from holdfast.checkpoint.errors import RunBusy, RunExists
+from holdfast.checkpoint.errors import RunBusy, RunEnded, RunExists
 from holdfast.checkpoint.journal import Entry
 from holdfast.checkpoint.record import TERMINAL_STATUSES, NewRun, Release, RunStatus
 from holdfast.checkpoint.workers import Claim
@@ -45,6 +46,32 @@ class ChangesARunItRefusesToRelease(BrokenStore):
 
     async def release(self, claim: Claim, release: Release) -> None:
         self._get_claimed_run(claim).strikes = release.strikes
+        await super().release(claim, release)
+
+
+class NotifiesNoRun(BrokenStore):
+    red = ("test_a_release_wakes_the_run_that_it_notifies",)
+
+    async def release(self, claim: Claim, release: Release) -> None:
+        await super().release(claim, msgspec.structs.replace(release, notify=None))
+
+
+class NotifiesBeforeItReleases(BrokenStore):
+    red = ("test_a_refused_release_notifies_no_run",)
+
+    async def release(self, claim: Claim, release: Release) -> None:
+        if (notice := release.notify) is not None and notice.run_id in self._runs:
+            with suppress(RunEnded):
+                await self.post(notice.run_id, notice.mail)
+        await super().release(claim, msgspec.structs.replace(release, notify=None))
+
+
+class RefusesToNotifyAnEndedRun(BrokenStore):
+    red = ("test_a_release_that_notifies_an_ended_run_or_none_ends_the_claim",)
+
+    async def release(self, claim: Claim, release: Release) -> None:
+        if release.notify is not None:
+            await self.load(release.notify.run_id)
         await super().release(claim, release)
 
 

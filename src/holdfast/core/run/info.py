@@ -120,13 +120,13 @@ class RunIndex(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     concurrency_key: str = ""
     #: The tenant whose run it is. Empty: none.
     tenant: str = ""
-    #: A child that workers may claim although its parent has not ended.
-    detached: bool = False
+    #: A child that workers claim although its parent has not ended.
+    background: bool = False
 
     @property
     def shares_parent_slot(self) -> bool:
         """Whether it executes in the slot of its parent, and counts towards no concurrency limit."""
-        return self.parent_run_id is not None and not self.detached
+        return self.parent_run_id is not None and not self.background
 
 
 class RunInfo(RunIndex, frozen=True, kw_only=True, omit_defaults=True):

@@ -14,6 +14,7 @@ from holdfast.checkpoint.record import (
     TERMINAL_STATUSES,
     Mail,
     NewRun,
+    Notice,
     Pending,
     Receipt,
     Release,
@@ -222,6 +223,7 @@ class PostgresStore:
                     "progress": release.progress,
                     "wake_at": None if release.wake_at is None else release.wake_at.isoformat(),
                     "wake_on": [escape_text(topic) for topic in release.wake_on],
+                    **_encode_notice(release.notify),
                 },
             )
         )
@@ -296,8 +298,7 @@ class PostgresStore:
     # -- mail ---------------------------------------------------------------------------------------------------
 
     async def post(self, run_id: str, mail: Mail) -> Receipt:
-        about = {"mail_id": escape_text(mail.mail_id), "topic": escape_text(mail.topic), "body": mail.body}
-        return make_receipt(mail, await self._execute(Command("post", run_id, about)))
+        return make_receipt(mail, await self._execute(Command("post", run_id, _encode_mail(mail))))
 
     # -- signals between processes ------------------------------------------------------------------------------
 
@@ -375,7 +376,7 @@ def _make_create_command(run: NewRun, worker_id: str | None) -> Command:
             "priority": run.priority,
             "concurrency_key": escape_text(run.concurrency_key) or None,
             "tenant": escape_text(run.tenant),
-            "detached": run.detached,
+            "background": run.background,
             "not_before": None if run.not_before is None else run.not_before.isoformat(),
             # Older workers do not expect that a run which they start is queued.
             "within_limits": True,
@@ -395,3 +396,13 @@ def _make_claim(run_id: str, worker_id: str, response: Response) -> Claim:
         strikes=response["strikes"],
         taken_from=None if taken_from is None else unescape_text(taken_from),
     )
+
+
+def _encode_mail(mail: Mail) -> dict[str, Any]:
+    return {"mail_id": escape_text(mail.mail_id), "topic": escape_text(mail.topic), "body": mail.body}
+
+
+def _encode_notice(notice: Notice | None) -> dict[str, Any]:
+    if notice is None:
+        return {}
+    return {"notify": {"run_id": escape_text(notice.run_id), **_encode_mail(notice.mail)}}

@@ -40,7 +40,7 @@ class _RunRow(msgspec.Struct, frozen=True):
     priority: int
     concurrency_key: str | None
     tenant: str
-    detached: bool
+    background: bool
     reason: str
     cancel_requested: bool
     expires_at: datetime | None
@@ -104,7 +104,7 @@ class RecordDecoder:
             priority=row.priority,
             concurrency_key=unescape_text(row.concurrency_key or ""),
             tenant=unescape_text(row.tenant),
-            detached=row.detached,
+            background=row.background,
             reason=unescape_text(row.reason),
             cancel_requested=row.cancel_requested,
             expires_at=None if row.expires_at is None else row.expires_at.astimezone(UTC),

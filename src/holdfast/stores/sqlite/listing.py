@@ -284,5 +284,5 @@ def make_record(row: Sequence[Any], owner_alive: bool) -> RunRecord:
         priority=row[22],
         concurrency_key=row[23],
         tenant=row[24],
-        detached=bool(row[25]),
+        background=bool(row[25]),
     )

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -107,7 +108,7 @@ def create(run: NewRun, worker_id: str | None, liveness: Liveness, transaction: 
             to_micros(not_before),
             *(len(run.entries), 0 if segment is None else len(segment.body), last_segment),
             *(run.info, run.progress, json.dumps(dict(run.labels)) if run.labels else "{}"),
-            *(run.priority, run.concurrency_key, run.tenant, run.detached),
+            *(run.priority, run.concurrency_key, run.tenant, run.background),
         ),
     )
     for name, value in run.labels.items():
@@ -186,6 +187,9 @@ def release(claim: Claim, release: Release, transaction: Transaction) -> None:
             json.dumps(list(release.wake_on)) if waits and release.wake_on else "[]",
         ),
     )
+    if (notice := release.notify) is not None:
+        with suppress(RunNotFound, RunEnded):  # there is no run to notify
+            post(notice.run_id, notice.mail, transaction)
     transaction.notify = True
 
 

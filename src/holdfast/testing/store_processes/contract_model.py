@@ -1,6 +1,7 @@
 """A model of the contract in lists and dictionaries, for comparison with a store."""
 
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -163,6 +164,9 @@ class Model:
         run.ready_between = (began + wait, SYSTEM_CLOCK.monotonic() + wait)
         if release.status in TERMINAL_STATUSES:
             run.cancel_requested = False
+        if (notice := release.notify) is not None:
+            with suppress(RunNotFound, RunEnded):
+                self.post(began, notice.run_id, notice.mail)
 
     def remove(self, run_id: str, claim: Claim | None) -> None:
         run = self.runs.get(run_id)
@@ -194,7 +198,7 @@ class Model:
         callers: dict[str, int] = {}
         for run_id, run in self.runs.items():
             parent = self.runs.get(run.new.parent_run_id or "")
-            waits_for_parent = parent is not None and not run.new.detached and parent.status not in TERMINAL_STATUSES
+            waits_for_parent = parent is not None and not run.new.background and parent.status not in TERMINAL_STATUSES
             if (
                 (self.is_interrupted(run) or self.is_awake(run))
                 and run.new.agent_name in agents

@@ -13,7 +13,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from holdfast.checkpoint.errors import CheckpointError, RunNotFound
 from holdfast.checkpoint.journal import Append
-from holdfast.checkpoint.record import CLAIMABLE_STATUSES, RELEASE_STATUSES, NewRun, Release, RunFilter, RunStatus
+from holdfast.checkpoint.record import (
+    CLAIMABLE_STATUSES,
+    RELEASE_STATUSES,
+    NewRun,
+    Notice,
+    Release,
+    RunFilter,
+    RunStatus,
+)
 from holdfast.checkpoint.store import END, RunStore, get_record, iter_runs
 from holdfast.checkpoint.workers import Claim
 from holdfast.clock import SYSTEM_CLOCK
@@ -148,14 +156,14 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(run_id=run_ids, agent=agents, caller=callers, data=st.data())
     def create(self, run_id: str, agent: str, caller: str, data: st.DataObject) -> None:
         parent = data.draw(st.sampled_from([None, *RUN_IDS[: RUN_IDS.index(run_id)]]))
-        detached = parent is not None and data.draw(mostly_false)
+        background = parent is not None and data.draw(mostly_false)
         run = make_run(
             run_id,
             *data.draw(bodies),
             agent_name=agent,
             caller_id=caller,
             parent_run_id=parent,
-            detached=detached,
+            background=background,
         )
         self.create_in_both(run, data.draw(st.sampled_from([None, *self.workers])))
 
@@ -207,6 +215,7 @@ class StoreMachine(RuleBasedStateMachine):
         retention=retentions,
         consumption=consumptions,
         wait=waits,
+        notified=st.none() | run_ids,
     )
     def release(
         self,
@@ -217,6 +226,7 @@ class StoreMachine(RuleBasedStateMachine):
         retention: timedelta | None,
         consumption: int,
         wait: tuple[list[str], datetime | None],
+        notified: str | None,
     ) -> None:
         wake_on, wake_at = wait if status is RunStatus.WAITING else (wait[0], None)
         if (claim := self.pick_claim(which)) is not None:
@@ -231,6 +241,7 @@ class StoreMachine(RuleBasedStateMachine):
                 consumed=self.pick_mail(claim.run_id, consumption),
                 wake_on=wake_on,
                 wake_at=wake_at,
+                notify=_make_notice(claim.run_id, notified),
             )
             began = SYSTEM_CLOCK.monotonic()
             self.call_both(
@@ -336,3 +347,8 @@ class StoreMachine(RuleBasedStateMachine):
         assert [record.run_id for record in (await reader.list_page()).records] == list(self.model.runs)[::-1]
         interrupted = [record.run_id async for record in iter_runs(reader, RunFilter(interrupted=True))]
         assert interrupted == [run_id for run_id, run in self.model.runs.items() if self.model.is_interrupted(run)]
+
+
+def _make_notice(sender: str, run_id: str | None) -> Notice | None:
+    mail = make_mail(f"from {sender}", topic=TOPICS[0])
+    return None if run_id is None else Notice(run_id=run_id, mail=mail)

@@ -85,7 +85,7 @@ class CreateTests(StoreUnderTest):
             caller_id="caller; -- \\ %s {0}",
             parent_run_id="run-0",
             tenant="tenant \\ ☂",
-            detached=True,
+            background=True,
             info=b"\0info\xff",
             progress=b"\0progress\xff",
         )
@@ -94,7 +94,7 @@ class CreateTests(StoreUnderTest):
         assert journal == list(run.entries)
         assert (record.run_id, record.agent_name, record.caller_id) == (run.run_id, run.agent_name, run.caller_id)
         assert (record.parent_run_id, record.info, record.progress) == (run.parent_run_id, run.info, run.progress)
-        assert (record.tenant, record.detached) == (run.tenant, True)
+        assert (record.tenant, record.background) == (run.tenant, True)
         assert (record.next_seq, record.size) == (2, len(b"first") + len(b"second"))
         assert (record.reason, record.cancel_requested, record.expires_at) == ("", False, None)
 

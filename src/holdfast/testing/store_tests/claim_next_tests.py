@@ -158,14 +158,14 @@ class ClaimNextTests(StoreUnderTest):
         await store.release(await store.claim("parent", worker, steal=True), Release(status=RunStatus.FAILED))
         assert get_run_ids(await store.claim_next(worker, agents=["agent"], limit=10)) == ["child"]
 
-    async def test_a_detached_child_is_claimed_beside_its_parent(self, store: RunStore, worker: str) -> None:
+    async def test_a_background_child_is_claimed_beside_its_parent(self, store: RunStore, worker: str) -> None:
         await create_claimed(store, worker, make_run("parent"))
         dead = await add_worker(store)
-        await create_claimed(store, dead, make_run("of-a-dead-worker", parent_run_id="parent", detached=True))
+        await create_claimed(store, dead, make_run("of-a-dead-worker", parent_run_id="parent", background=True))
         await store.deregister_worker(dead)
-        await store.create(make_run("queued", parent_run_id="parent", detached=True))
+        await store.create(make_run("queued", parent_run_id="parent", background=True))
         past = SYSTEM_CLOCK.now() - timedelta(hours=1)
-        await create_waiting(store, worker, make_run("due", parent_run_id="parent", detached=True), wake_at=past)
+        await create_waiting(store, worker, make_run("due", parent_run_id="parent", background=True), wake_at=past)
         await store.create(make_run("attached", parent_run_id="parent"))
         claimed: list[str] = []
         async with asyncio.timeout(self.timeout.total_seconds()):

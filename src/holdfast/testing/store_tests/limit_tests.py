@@ -216,12 +216,12 @@ class LimitTests(StoreUnderTest):
         await store.claim("child", worker, steal=True, within_limits=True)
         assert [used.running for used in await store.list_limits()] == [1]
 
-    async def test_a_detached_child_needs_a_slot(self, store: RunStore, worker: str) -> None:
+    async def test_a_background_child_needs_a_slot(self, store: RunStore, worker: str) -> None:
         await store.set_limit("agent", "agent", 2)
         await create_claimed(store, worker, make_run("parent"))
-        await create_claimed(store, worker, make_run("child", parent_run_id="parent", detached=True))
+        await create_claimed(store, worker, make_run("child", parent_run_id="parent", background=True))
         assert [used.running for used in await store.list_limits()] == [2]
-        another = make_run("another", parent_run_id="parent", detached=True)
+        another = make_run("another", parent_run_id="parent", background=True)
         assert await store.create(another, worker_id=worker) is None
         with pytest.raises(LimitReached):
             await store.claim("another", worker, within_limits=True)

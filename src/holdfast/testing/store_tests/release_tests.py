@@ -5,19 +5,21 @@ from datetime import timedelta
 
 import pytest
 
-from holdfast.checkpoint.errors import RunBusy, RunNotFound, StoreError
-from holdfast.checkpoint.record import RELEASE_STATUSES, TERMINAL_STATUSES, Release, RunFilter, RunStatus
+from holdfast.checkpoint.errors import ClaimLost, RunBusy, RunNotFound, StoreError, UnreadMail
+from holdfast.checkpoint.record import RELEASE_STATUSES, TERMINAL_STATUSES, Notice, Release, RunFilter, RunStatus
 from holdfast.checkpoint.store import RunStore
 from holdfast.testing.store_processes.store_under_test import (
     StoreUnderTest,
     add_worker,
     create_claimed,
+    create_waiting,
     list_run_ids,
     load_bodies,
     load_contents,
     load_record,
     make_append,
     make_entries,
+    make_mail,
     make_run,
 )
 
@@ -49,6 +51,44 @@ class ReleaseTests(StoreUnderTest):
         assert record.expires_at - record.not_before == timedelta(hours=1)
         assert record.is_terminal == (status in TERMINAL_STATUSES)
         assert record.is_interrupted == (status is RunStatus.INTERRUPTED)
+
+    @pytest.mark.parametrize("status", sorted(RELEASE_STATUSES))
+    async def test_a_release_wakes_the_run_that_it_notifies(
+        self, store: RunStore, worker: str, status: RunStatus
+    ) -> None:
+        await create_waiting(store, worker, make_run("parent"), wake_on=["child ☂"])
+        claim = await create_claimed(store, worker, make_run("child", parent_run_id="parent"))
+        mail = make_mail("mail 'of' the child", topic="child ☂", body=b"\0ended")
+        await store.release(claim, Release(status=status, notify=Notice(run_id="parent", mail=mail)))
+        stored = await store.load("parent")
+        assert (await load_record(store, "child")).status is status
+        assert stored.record.status is RunStatus.INTERRUPTED
+        assert [(each.mail_id, each.topic, each.body) for each in stored.mail] == [
+            (mail.mail_id, mail.topic, mail.body)
+        ]
+
+    async def test_a_refused_release_notifies_no_run(self, store: RunStore, worker: str) -> None:
+        await create_claimed(store, worker, make_run("parent"))
+        claim = await create_claimed(store, worker, make_run("child", parent_run_id="parent"))
+        notify = Notice(run_id="parent", mail=make_mail())
+        await store.post("child", make_mail(topic="message"))
+        with pytest.raises(UnreadMail):
+            await store.release(claim, Release(status=RunStatus.DONE, wake_on=["message"], notify=notify))
+        await store.claim("child", await add_worker(store), steal=True)
+        with pytest.raises(ClaimLost):
+            await store.release(claim, Release(status=RunStatus.DONE, notify=notify))
+        assert list((await store.load("parent")).mail) == []
+
+    @pytest.mark.parametrize("parent", ["ended", "gone"])
+    async def test_a_release_that_notifies_an_ended_run_or_none_ends_the_claim(
+        self, store: RunStore, worker: str, parent: str
+    ) -> None:
+        ended = await create_claimed(store, worker, make_run("ended"))
+        await store.release(ended, Release(status=RunStatus.FAILED))
+        claim = await create_claimed(store, worker, make_run("child"))
+        await store.release(claim, Release(status=RunStatus.DONE, notify=Notice(run_id=parent, mail=make_mail())))
+        assert (await load_record(store, "child")).status is RunStatus.DONE
+        assert list((await store.load("ended")).mail) == []
 
     async def test_a_release_without_options_changes_only_the_status(self, store: RunStore, worker: str) -> None:
         claim = await create_claimed(store, worker)

@@ -14,7 +14,7 @@ UPDATE counters SET token = ?1, signal = ?2
 -- name: insert_run
 INSERT INTO runs (
     run_key, run_id, agent_name, caller_id, parent_run_id, status, created_at, updated_at, owner, token, strikes,
-    not_before, next_seq, size, last_segment, info, progress, labels, priority, concurrency_key, tenant, detached
+    not_before, next_seq, size, last_segment, info, progress, labels, priority, concurrency_key, tenant, background
 ) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21)
 
 -- name: insert_label
@@ -72,7 +72,7 @@ WHERE run_key = ?1
 -- name: run_row
 -- Decides whether a write, a claim or a removal is allowed.
 SELECT run_key, token, status, next_seq, owner, strikes, reason, last_segment, unread, wake_at, wake_on, agent_name,
-    parent_run_id IS NOT NULL AND NOT detached, concurrency_key
+    parent_run_id IS NOT NULL AND NOT background, concurrency_key
 FROM runs WHERE run_id = ?1
 
 -- name: count_runs
@@ -202,7 +202,7 @@ DELETE FROM doomed
 -- name: record_columns
 run_key, run_id, agent_name, caller_id, parent_run_id, status, created_at, updated_at, owner, token, strikes,
 not_before, reason, cancel_requested, expires_at, next_seq, size, info, progress, wake_at, wake_on, labels,
-priority, concurrency_key, tenant, detached
+priority, concurrency_key, tenant, background
 
 -- name: load_record
 SELECT first_seq, last_segment, unread, {record_columns} FROM runs WHERE run_id = ?1
@@ -309,11 +309,11 @@ SELECT runs.caller_id, runs.concurrency_key FROM lanes CROSS JOIN runs USING (ru
 
 -- name: claimable_runs
 -- A record of the future was written by a clock that was ahead: its backoff is ignored, rather than waited for all that time.
-SELECT run_key, run_id, strikes, agent_name, parent_run_id IS NOT NULL AND NOT detached, concurrency_key
+SELECT run_key, run_id, strikes, agent_name, parent_run_id IS NOT NULL AND NOT background, concurrency_key
 FROM runs INDEXED BY runs_waiting
 WHERE status IN ('queued', 'interrupted') AND agent_name = ?1 AND priority = ?2 AND caller_id = ?3 AND concurrency_key = ?4
     AND (not_before <= ?5 OR updated_at > ?5 + 10000000)
-    AND (detached OR NOT EXISTS (
+    AND (background OR NOT EXISTS (
         SELECT 1 FROM runs AS parent
         WHERE parent.run_id = runs.parent_run_id AND parent.status NOT IN ('done', 'failed', 'cancelled')
     ))
@@ -321,13 +321,13 @@ ORDER BY run_key LIMIT ?6
 
 -- name: orphaned_runs
 -- Runs of agent ?1 that the dead worker ?4 owned. Runs whose keys are in the JSON list ?5 have no slot.
-SELECT run_key, run_id, strikes, agent_name, parent_run_id IS NOT NULL AND NOT detached, concurrency_key, priority,
+SELECT run_key, run_id, strikes, agent_name, parent_run_id IS NOT NULL AND NOT background, concurrency_key, priority,
     caller_id
 FROM runs INDEXED BY runs_running
 WHERE status = 'running' AND owner = ?4 AND agent_name = ?1
     AND (not_before <= ?2 OR updated_at > ?2 + 10000000)
     AND concurrency_key NOT IN (SELECT value FROM json_each(?5))
-    AND (detached OR NOT EXISTS (
+    AND (background OR NOT EXISTS (
         SELECT 1 FROM runs AS parent
         WHERE parent.run_id = runs.parent_run_id AND parent.status NOT IN ('done', 'failed', 'cancelled')
     ))
@@ -335,12 +335,12 @@ ORDER BY priority DESC, run_key LIMIT ?3
 
 -- name: due_runs
 -- Waiting runs of agent ?1 and priority ?4 whose time has come. The others are not read.
-SELECT run_key, run_id, strikes, agent_name, parent_run_id IS NOT NULL AND NOT detached, concurrency_key, priority,
+SELECT run_key, run_id, strikes, agent_name, parent_run_id IS NOT NULL AND NOT background, concurrency_key, priority,
     caller_id
 FROM runs INDEXED BY runs_due
 WHERE status = 'waiting' AND agent_name = ?1 AND priority = ?4 AND wake_at <= ?2 AND not_before <= ?2
     AND concurrency_key NOT IN (SELECT value FROM json_each(?5))
-    AND (detached OR NOT EXISTS (
+    AND (background OR NOT EXISTS (
         SELECT 1 FROM runs AS parent
         WHERE parent.run_id = runs.parent_run_id AND parent.status NOT IN ('done', 'failed', 'cancelled')
     ))
@@ -365,7 +365,7 @@ SELECT kind, name, max_runs, is_default FROM limits ORDER BY kind, name
 -- name: running_runs
 -- The runs that hold a slot if their owner is alive.
 SELECT owner, agent_name, concurrency_key, count(*) FROM runs INDEXED BY runs_running
-WHERE status = 'running' AND (parent_run_id IS NULL OR detached) GROUP BY owner, agent_name, concurrency_key
+WHERE status = 'running' AND (parent_run_id IS NULL OR background) GROUP BY owner, agent_name, concurrency_key
 
 -- == workers =========================================================================================================
 

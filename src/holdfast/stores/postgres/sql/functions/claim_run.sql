@@ -6,7 +6,7 @@ declare
     driven boolean;
 begin
     select r.id, r.status, r.owner, r.reason, r.wake_at, r.wake_on, r.agent_name, r.concurrency_key, r.parent_run_id,
-        r.detached
+        r.background
     into found_run
     from holdfast.run r where r.run_id = p ->> 'run_id' for update;
     if not found then
@@ -26,7 +26,7 @@ begin
         return jsonb_build_object('error', 'status', 'status', found_run.status, 'reason', found_run.reason);
     end if;
     if (p ->> 'within_limits')::boolean and not holdfast.has_slot(
-        found_run.agent_name, found_run.concurrency_key, found_run.parent_run_id, found_run.detached,
+        found_run.agent_name, found_run.concurrency_key, found_run.parent_run_id, found_run.background,
         p ->> 'here', array(select jsonb_array_elements_text(p -> 'dead'))
     ) then
         return jsonb_build_object('error', 'limit', 'status', found_run.status);

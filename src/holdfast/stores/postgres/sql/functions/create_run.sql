@@ -3,13 +3,13 @@ create or replace function holdfast.create_run(p jsonb, out key bigint, out answ
 language plpgsql as $$
 declare
     claimed boolean := p ->> 'worker_id' is not null;
-    is_detached boolean := coalesce((p ->> 'detached')::boolean, false);
+    is_background boolean := coalesce((p ->> 'background')::boolean, false);
     due timestamptz := coalesce((p ->> 'not_before')::timestamptz, now());
     new_token bigint := 0;
 begin
     -- Without the knowledge of which local workers are dead: their leases count.
     if claimed and (p ->> 'within_limits')::boolean and not holdfast.has_slot(
-        p ->> 'agent_name', p ->> 'concurrency_key', p ->> 'parent_run_id', is_detached, '', '{}'
+        p ->> 'agent_name', p ->> 'concurrency_key', p ->> 'parent_run_id', is_background, '', '{}'
     ) then
         claimed := false;
         answer := jsonb_build_object('queued', true);
@@ -20,7 +20,7 @@ begin
     end if;
     insert into holdfast.run (
         run_id, agent_name, caller_id, parent_run_id, status, owner, token, strikes, not_before, due_at,
-        next_seq, size, labels, info, progress, priority, concurrency_key, tenant, detached
+        next_seq, size, labels, info, progress, priority, concurrency_key, tenant, background
     )
     values (
         p ->> 'run_id', p ->> 'agent_name', p ->> 'caller_id', p ->> 'parent_run_id',
@@ -29,7 +29,7 @@ begin
         case when not claimed then due end,
         (p ->> 'count')::bigint, (p ->> 'size')::bigint, coalesce(p -> 'labels', '{}'),
         decode(p ->> 'info', 'base64'), decode(p ->> 'progress', 'base64'),
-        coalesce((p ->> 'priority')::smallint, 0), p ->> 'concurrency_key', coalesce(p ->> 'tenant', ''), is_detached
+        coalesce((p ->> 'priority')::smallint, 0), p ->> 'concurrency_key', coalesce(p ->> 'tenant', ''), is_background
     )
     on conflict (run_id) do nothing
     returning id into key;

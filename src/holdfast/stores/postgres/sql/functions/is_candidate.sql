@@ -9,10 +9,10 @@ language sql stable as $$
         and not holdfast.belongs_to_parent(r)
 $$;
 
--- Whether the run has a parent that has not ended. Such a run is resumed by its parent alone, unless it is detached.
+-- Whether the run has a parent that has not ended. Such a run is resumed by its parent alone, unless it runs in the background.
 create or replace function holdfast.belongs_to_parent(r holdfast.run) returns boolean
 language sql stable as $$
-    select r.parent_run_id is not null and not r.detached and holdfast.is_unfinished(r.parent_run_id)
+    select r.parent_run_id is not null and not r.background and holdfast.is_unfinished(r.parent_run_id)
 $$;
 
 create or replace function holdfast.is_unfinished(p_run_id text) returns boolean

@@ -23,7 +23,7 @@ language sql stable as $$
         'priority', r.priority,
         'concurrency_key', r.concurrency_key,
         'tenant', r.tenant,
-        'detached', r.detached,
+        'background', r.background,
         'reason', r.reason,
         'cancel_requested', r.cancel_requested,
         'expires_at', r.expires_at,

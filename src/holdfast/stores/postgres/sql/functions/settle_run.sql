@@ -34,5 +34,9 @@ begin
         cancel_requested = r.cancel_requested and new_status not in ('done', 'failed', 'cancelled'),
         updated_at = now()
     where r.id = settle_run.key;
+    if p ? 'notify' then
+        -- If that run is gone or has ended, there is no run to notify.
+        perform holdfast.post_mail(p -> 'notify');
+    end if;
 end
 $$;

@@ -1,11 +1,11 @@
--- The limits, and how many slots of each are in use: by running runs that have a live owner, and no parent or are detached.
+-- The limits, and how many slots of each are in use: by running runs that have a live owner, and no parent or run in the background.
 create or replace function holdfast.slots(p_here text, p_dead text[])
 returns table (kind text, name text, max_runs integer, is_default boolean, used bigint)
 language sql stable as $$
     with held as materialized (
         select r.agent_name, r.concurrency_key
         from holdfast.run r join holdfast.worker w on w.worker_id = r.owner
-        where r.status = 'running' and (r.parent_run_id is null or r.detached) and holdfast.lives(w, p_here, p_dead)
+        where r.status = 'running' and (r.parent_run_id is null or r.background) and holdfast.lives(w, p_here, p_dead)
     )
     select l.kind, l.name, l.max_runs, l.is_default, coalesce(u.used, 0)
     from holdfast.run_limit l
@@ -34,13 +34,13 @@ end
 $$;
 
 -- Whether a run that the caller is about to claim has a slot of each of its limits, which this locks. A child executes in the
--- slot of its parent, unless it is detached.
+-- slot of its parent, unless it runs in the background.
 create or replace function holdfast.has_slot(
-    p_agent text, p_key text, p_parent text, p_detached boolean, p_here text, p_dead text[]
+    p_agent text, p_key text, p_parent text, p_background boolean, p_here text, p_dead text[]
 ) returns boolean
 language plpgsql as $$
 begin
-    if (p_parent is not null and not p_detached) or not holdfast.lock_limits(array[p_agent], array[p_key]) then
+    if (p_parent is not null and not p_background) or not holdfast.lock_limits(array[p_agent], array[p_key]) then
         return true;
     end if;
     return not exists (

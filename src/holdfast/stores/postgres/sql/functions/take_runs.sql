@@ -41,11 +41,11 @@ declare
     done boolean[];
     pick integer;
 begin
-    -- A child executes in the slot of its parent, unless it is detached.
+    -- A child executes in the slot of its parent, unless it runs in the background.
     select array_agg(r.id order by wanted.turn), array_agg(r.priority order by wanted.turn),
         array_agg(r.caller_id order by wanted.turn),
-        array_agg(case when r.parent_run_id is null or r.detached then r.agent_name end order by wanted.turn),
-        array_agg(case when r.parent_run_id is null or r.detached then r.concurrency_key end order by wanted.turn)
+        array_agg(case when r.parent_run_id is null or r.background then r.agent_name end order by wanted.turn),
+        array_agg(case when r.parent_run_id is null or r.background then r.concurrency_key end order by wanted.turn)
     into ids, priorities, callers, agents, keys
     from jsonb_array_elements(p -> 'ids') with ordinality as wanted (id, turn)
     join holdfast.run r on r.id = wanted.id::bigint;

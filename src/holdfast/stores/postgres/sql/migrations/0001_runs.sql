@@ -21,7 +21,7 @@ create table holdfast.run (
     has_mail boolean not null default false,
     priority smallint not null default 0,
     -- Whether workers may claim a child although its parent has not ended.
-    detached boolean not null default false,
+    background boolean not null default false,
     status text collate "C" not null,
     run_id text collate "C" not null unique,
     -- From when on a worker may take the run: set while it is queued, interrupted, or waiting for a time. An append does

@@ -47,7 +47,7 @@ CREATE TABLE runs (
     -- Empty for a run without a key.
     concurrency_key TEXT NOT NULL DEFAULT '',
     -- Whether workers may claim a child although its parent has not ended.
-    detached INTEGER NOT NULL DEFAULT 0
+    background INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
 -- Runs without an owner, for `claim_next`.
