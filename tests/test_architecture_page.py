@@ -10,9 +10,10 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 
 
-def _edges() -> list[tuple[RunStatus, str, RunStatus]]:
-    [diagram] = re.findall(r"```mermaid\nstateDiagram-v2\n(.*?)```", PAGE, re.DOTALL)
-    lines = [line.strip() for line in diagram.splitlines() if line.strip()]
+PICTURE = (ROOT / "docs" / "assets" / "run-states.svg").read_text()
+
+
+def _edges(lines: list[str]) -> list[tuple[RunStatus, str, RunStatus]]:
     edges = [re.fullmatch(r"(\S+) --> (\S+): (\w+)", line) for line in lines]
     assert all(edges), "every line of the diagram is an edge"
 
@@ -23,9 +24,18 @@ def _edges() -> list[tuple[RunStatus, str, RunStatus]]:
 
 
 def test_the_edges_of_the_diagram_are_the_transitions_of_the_code() -> None:
-    edges = _edges()
+    [diagram] = re.findall(r"```mermaid\nstateDiagram-v2\n(.*?)```", PAGE, re.DOTALL)
+    edges = _edges([line.strip() for line in diagram.splitlines() if line.strip()])
     assert set(edges) == TRANSITIONS
     assert len(edges) == len(set(edges)), "no edge is drawn twice"
+
+
+def test_the_picture_in_concepts_has_every_transition_but_removal() -> None:
+    shown = re.findall(r'<g class="edge"><title>(.*?)</title><path d="[^"]+"/><text [^>]*>(\w+)</text>', PICTURE)
+    edges = _edges([title.replace("&gt;", ">") for title, _ in shown])
+    assert [label for _, label in shown] == [what for _, what, _ in edges], "the label is the word of the edge"
+    assert set(edges) == {edge for edge in TRANSITIONS if edge[1] != "remove"}
+    assert len(edges) == len(set(edges))
 
 
 def test_the_outcome_table_has_every_checkpoint_action() -> None:
