@@ -52,4 +52,4 @@ if __name__ == "__main__":
 
 # Output:
 # the judge says KILL: it waits for a page that does not answer
-# RunKilled: run news was killed: it waits for a page that does not answer
+# RunFailed: run news failed: RunKilled: run news was killed: it waits for a page that does not answer

@@ -322,10 +322,10 @@ class App(RunClient):
                 process may send. Without it such a wait raises `RunWaiting`.
 
         Raises:
-            RunError: the run did not end with an answer; the subclass says why. An exception of the model is raised
-                unchanged.
+            RunError: the run did not end with an answer; the subclass says why.
+            RunFailed: it failed, now or before. Its cause, `__cause__`, is the exception of the model, the tool or the
+                bound that ended it, if this process has just executed it.
             DefinitionError: an argument has a wrong type, or the agent does not accept the content parts.
-            RunFailed: the run with this id has failed before.
             RunConflict: a run with this id has another agent, prompt or inputs.
             RunParked: the run waits for a person: `unpark` or `resume` it.
             RunWaiting: it waits for a person, a signal or a result from outside.

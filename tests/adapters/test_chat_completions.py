@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.failed_runs import fails_with
 
 from holdfast import Agent, App, Retry, User, tool
 from holdfast.adapters.chat_completions import ChatCompletions
@@ -150,7 +151,7 @@ async def test_a_transient_error_is_retried(failure: Callable[[], Answer]) -> No
 async def test_a_refused_request_fails_the_run_with_the_text_of_the_provider() -> None:
     refusal = (401, {"content-type": "application/json"}, '{"error": {"message": "invalid key"}}')
     async with serve(refusal) as provider, App([make_agent(provider)], "memory:") as app:
-        with pytest.raises(httpx.HTTPStatusError, match=r"answered 401: .*invalid key"):
+        with fails_with(httpx.HTTPStatusError, match=r"answered 401: .*invalid key"):
             await app.run("a", "go")
 
 

@@ -17,6 +17,7 @@ from pydantic_ai.messages import (
 )
 from tests.adapters.crash_simulator import CrashSimulator
 from tests.adapters.scripted_model import ScriptedModel, call, get_texts
+from tests.failed_runs import fails_with
 
 from holdfast import App, Bounds, RunInfo, Usage
 from holdfast.adapters.pydantic_ai import ToolPolicy, durable
@@ -160,7 +161,7 @@ async def test_what_compaction_returns_has_to_be_a_conversation() -> None:
         return []
 
     async with App([durable(looking(ScriptedModel("done")), compact=nothing)], "memory:") as app:
-        with pytest.raises(DefinitionError, match="end with the request"):
+        with fails_with(DefinitionError, match="end with the request"):
             await app.run("looking", "go")
 
 
@@ -211,7 +212,7 @@ async def test_a_critic_sees_activity_and_may_kill() -> None:
         await app.run("looking", "go")
     assert calm.left < 995
     async with App([durable(looking(ScriptedModel(*TURNS)))], "memory:", critic=strict) as app:
-        with pytest.raises(RunKilled):
+        with fails_with(RunKilled):
             await app.run("looking", "go")
 
 
@@ -233,7 +234,7 @@ async def test_a_run_that_takes_too_long_is_ended() -> None:
         running = asyncio.create_task(app.run("looking", "go"))
         await begun.wait()
         await clock.advance(limit)
-        with pytest.raises(RuntimeExceeded):
+        with fails_with(RuntimeExceeded):
             await running
     assert over.is_set()
 

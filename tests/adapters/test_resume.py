@@ -15,6 +15,7 @@ from pydantic_ai.models.function import FunctionModel
 from pydantic_ai.usage import RequestUsage
 from tests.adapters.crash_simulator import RUN, CrashSimulator
 from tests.adapters.scripted_model import ScriptedModel, call, get_texts
+from tests.failed_runs import fails_with
 from tests.simulated_host import SimulatedHost
 
 from holdfast import App
@@ -151,7 +152,7 @@ async def test_retry_budgets_go_on_counting() -> None:
     turns = [[call(f"c{n}", "pick", city=f"{n}")] for n in range(9)]
     deaths = CrashSimulator("pick 1", "pick 3")
     script = ScriptedModel(*turns)
-    with pytest.raises(UnexpectedModelBehavior, match="max retries"):
+    with fails_with(UnexpectedModelBehavior, match="max retries"):
         await deaths.run(durable(travelling(script, deaths), tools={"pick": ToolPolicy("pure")}))
     assert len(script.asked) == 4
 
@@ -165,7 +166,7 @@ async def test_output_retries_go_on_counting() -> None:
     def refuse(output: str) -> str:
         raise ModelRetry("no")
 
-    with pytest.raises(UnexpectedModelBehavior, match="output retries"):
+    with fails_with(UnexpectedModelBehavior, match="output retries"):
         await deaths.run(durable(agent, tools=PURE))
     assert len(script.asked) == 4
 
@@ -176,7 +177,7 @@ async def test_usage_limits_hold_over_all_lives() -> None:
     deaths = CrashSimulator("look 1", "look 2")
     script = ScriptedModel(*turns)
     limited = durable(travelling(script, deaths), tools=PURE, usage_limits=UsageLimits(total_tokens_limit=450))
-    with pytest.raises(UsageLimitExceeded):
+    with fails_with(UsageLimitExceeded):
         await deaths.run(limited)
     assert len(script.asked) == 5
 

@@ -17,6 +17,7 @@ from pydantic_ai.models.test import TestModel
 from pydantic_ai.toolsets import FunctionToolset, WrapperToolset
 from pydantic_ai.usage import RequestUsage
 from tests.adapters.scripted_model import ScriptedModel, call, get_texts
+from tests.failed_runs import fails_with
 
 from holdfast import App, Bounds, Phase, RunInfo, current_call, tool
 from holdfast.adapters.pydantic_ai import ToolPolicy, durable
@@ -143,13 +144,13 @@ async def test_bounds_hold() -> None:
         return n
 
     async with App([durable(agent, bounds=Bounds(max_steps=4))], "memory:") as app:
-        with pytest.raises(StepsExceeded):
+        with fails_with(StepsExceeded):
             await app.run("endless", "go")
     assert len(endless.asked) == 4
 
     stuck = ScriptedModel(*([[call(f"c{n}", "look", n=1)] for n in range(9)]))
     async with App([durable(agent, bounds=Bounds(max_repeats=2))], "memory:") as app:
-        with agent.override(model=stuck.model), pytest.raises(RepeatedToolCalls):
+        with agent.override(model=stuck.model), fails_with(RepeatedToolCalls):
             await app.run("endless", "go")
     assert len(stuck.asked) == 3
 
@@ -165,7 +166,7 @@ async def test_more_than_fifty_requests_are_fine_unless_a_limit_says_otherwise()
     async with App([durable(agent)], "memory:") as app:
         assert (await app.run("long", "go")).steps == 61
     async with App([durable(agent, usage_limits=UsageLimits(request_limit=10))], "memory:") as app:
-        with pytest.raises(UsageLimitExceeded):
+        with fails_with(UsageLimitExceeded):
             await app.run("long", "go")
 
 

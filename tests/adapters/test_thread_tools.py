@@ -10,6 +10,7 @@ import pytest
 from pydantic_ai import Agent
 from pydantic_ai.messages import ToolReturnPart
 from tests.adapters.scripted_model import ScriptedModel, call
+from tests.failed_runs import fails_with
 from tests.simulated_host import SimulatedHost
 
 from holdfast.adapters.pydantic_ai import durable
@@ -92,7 +93,7 @@ async def test_a_tool_that_raises_stop_iteration_does_not_hang_its_run() -> None
         return next(iter(()))
 
     async with asyncio.timeout(20):
-        with pytest.raises(RuntimeError, match="the tool raised StopIteration"):
+        with fails_with(RuntimeError, match="the tool raised StopIteration"):
             await SimulatedHost().executor.run(durable(agent), "go")
 
 

@@ -11,6 +11,7 @@ from pydantic_ai import Agent, ModelRetry
 from pydantic_ai.exceptions import ApprovalRequired
 from pydantic_ai.messages import ToolReturnPart
 from tests.adapters.scripted_model import ScriptedModel, call
+from tests.failed_runs import fails_with
 from tests.simulated_host import SimulatedHost
 
 from holdfast import Retry, RunWaiting, tool
@@ -67,7 +68,7 @@ async def test_a_tool_without_a_policy_fails_the_run_as_without_holdfast() -> No
         made += 1
         raise ConnectionResetError("cut")
 
-    with pytest.raises(ConnectionResetError):
+    with fails_with(ConnectionResetError):
         await Executor().run(durable(agent), "go")
     assert made == 1
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.failed_runs import fails_with
 
 from holdfast import Agent, App, Reply, tool
 from holdfast.errors import DefinitionError, RunConflict
@@ -21,7 +22,7 @@ async def test_a_plain_function_as_a_model() -> None:
 
     agent = Agent(name="a", model=model)  # type: ignore[arg-type]
     async with App([agent], "memory:") as app:
-        with pytest.raises(DefinitionError, match="a plain function: write it as `async def model"):
+        with fails_with(DefinitionError, match="a plain function: write it as `async def model"):
             await app.run(agent, "go")
 
 
@@ -30,7 +31,7 @@ async def test_a_type_error_of_a_model_is_its_own() -> None:
         raise TypeError("of the provider")
 
     async with App([Agent(name="a", model=model)], "memory:") as app:
-        with pytest.raises(TypeError, match="of the provider"):
+        with fails_with(TypeError, match="of the provider"):
             await app.run("a", "go")
 
 

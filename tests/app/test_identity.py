@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.core.null_listener import NullListener
+from tests.failed_runs import fails_with
 from tests.probe_store import ProbeStore
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
@@ -26,6 +27,7 @@ PROGRAM = """
 import os, signal, sys
 from pathlib import Path
 from holdfast import Agent, App, Reply, ToolCall, ToolResult, tool
+from tests.failed_runs import fails_with
 
 ledger = Path(sys.argv[2])
 
@@ -93,7 +95,7 @@ async def test_a_failed_run_raises_its_recorded_error_until_it_is_resumed() -> N
         return "seen"
 
     async with App([Agent(name="a", model=model, tools=[look])], MemoryStore()) as app:
-        with pytest.raises(ValueError, match="broken"):
+        with fails_with(ValueError, match="broken"):
             await app.run("a", "go", run_id="r")
         with pytest.raises(RunFailed, match="run r failed: ValueError: broken"):
             await app.run("a", "go", run_id="r")

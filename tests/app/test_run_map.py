@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.failed_runs import fails_with
 
 from holdfast import Agent, App, Reply
 from holdfast.errors import DefinitionError
@@ -31,7 +32,7 @@ async def test_each_input_has_an_item_in_order_and_an_error_ends_nothing(tmp_pat
         assert [item.index for item in items] == [0, 1, 2, 3]
         assert [item.output for item in items if item.result] == ["re: one", "re: one", "re: two"]
         assert len({item.run_id for item in items}) == 4
-        with pytest.raises(ValueError, match="no"):
+        with fails_with(ValueError, match="no"):
             _ = items[1].output
         assert await app.count(labels={"batch": "b1", "for": "test"}) == 4
         assert await app.count(status="failed", labels={"batch": "b1"}) == 1

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
 import pytest
+from tests.failed_runs import fails_with
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
@@ -133,7 +134,7 @@ async def test_resumes_and_failures_are_recorded() -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     two = SimulatedHost(store, ports=Ports(observers=(audit,)))
-    with pytest.raises(ValueError, match="broken"):
+    with fails_with(ValueError, match="broken"):
         await two.resume(Agent(name="a", model=ScriptedModel(ValueError("broken"))), "r")
     rows = await audit.query(AuditQuery(kind="start"))
     assert [each.status for each in rows] == ["begun", "resumed"]
@@ -144,7 +145,7 @@ async def test_resumes_and_failures_are_recorded() -> None:
 
 async def test_an_error_whose_text_cannot_be_stored_is_recorded(database_url: str) -> None:
     audit = Audit(tables=tables_from_url(database_url))
-    with pytest.raises(ValueError, match="no file"):
+    with fails_with(ValueError, match="no file"):
         await SimulatedHost(ports=Ports(observers=(audit,))).executor.run(
             Agent(name="a", model=ScriptedModel(ValueError("no file \udcff"))), "go", run_id="r"
         )
@@ -160,7 +161,7 @@ async def test_values_that_cannot_be_stored_are_replaced_and_block_no_other_row(
         tables=tables_from_url(battery_url), redact=lambda value: object() if isinstance(value, dict) else value
     )
     host = SimulatedHost(ports=Ports(observers=(audit,)))
-    with pytest.raises(ValueError, match="cannot read"):
+    with fails_with(ValueError, match="cannot read"):
         await host.executor.run(
             Agent(name="a", model=ScriptedModel(ValueError("cannot read r\udce9sum"))), "go", run_id="one"
         )
@@ -254,7 +255,7 @@ async def test_redacted_values_are_never_stored(durable_store_url: str) -> None:
     agent = Agent(name="a", model=model, tools=[look], instructions=f"The key is {secret}.")
     redact = Redactor(patterns=[r"sk-\d+"])
     async with App([agent], durable_store_url, checkpoint=CheckpointSettings(redact=redact)) as app:
-        with pytest.raises(ValueError, match="wrong"):
+        with fails_with(ValueError, match="wrong"):
             await app.run("a", f"use {secret}", run_id="r")
         assert app.store is not None
         stored = await app.store.load("r")

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.failed_runs import fails_with
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
@@ -345,7 +346,7 @@ async def test_the_time_of_every_run_counts_also_of_one_that_fails(store: str | 
         Agent(name="ending", model=ScriptedModel(takes_two)),
     ]
     async with App(agents, store, budget=budget, clock=clock) as app:
-        with pytest.raises(ValueError, match="broken"):
+        with fails_with(ValueError, match="broken"):
             await app.run("failing", "go")
         await app.run("ending", "go")
         assert [(await budget.spent(f"agent:{agent.name}")).seconds for agent in agents] == [1, 2]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
+from tests.failed_runs import fails_with
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
@@ -83,7 +84,7 @@ async def test_an_idle_run_is_killed_at_the_backstop_and_fails_with_run_killed()
     await clock.advance(SOFT * 2.9)
     assert not run.done()
     await clock.advance(SOFT * 0.2)
-    with pytest.raises(RunKilled, match="idle"):
+    with fails_with(RunKilled, match="idle"):
         await run
     assert await one.list_records() == []
 
@@ -135,7 +136,7 @@ async def test_the_ceiling_ends_a_run_that_is_not_idle_too() -> None:
         await clock.advance(SOFT * 0.5)
         model.replies.put_nowait(tool_reply(call(f"c{number}", "look", number=number)))
     await clock.advance(SOFT)
-    with pytest.raises(RunKilled, match="ceiling"):
+    with fails_with(RunKilled, match="ceiling"):
         await run
 
 
@@ -155,7 +156,7 @@ async def test_the_default_escalator_extends_once_per_run_and_not_once_per_proce
     await clock.advance(SOFT * 2.9)
     assert not resumed.done(), "what was extended in the first attempt still counts"
     await clock.advance(SOFT * 0.3)
-    with pytest.raises(RunKilled):
+    with fails_with(RunKilled):
         await resumed
 
 
@@ -177,7 +178,7 @@ async def test_time_between_attempts_does_not_count() -> None:
     await clock.advance(SOFT * 1.0)
     assert not resumed.done()
     await clock.advance(SOFT * 0.7)
-    with pytest.raises(RunKilled, match="ceiling"):
+    with fails_with(RunKilled, match="ceiling"):
         await resumed
 
 
@@ -193,7 +194,7 @@ async def test_an_extension_survives_the_process_that_was_given_it() -> None:
     await clock.advance(SOFT * 2.9)
     assert not resumed.done()
     await clock.advance(SOFT * 0.2)
-    with pytest.raises(RunKilled, match="idle"):
+    with fails_with(RunKilled, match="idle"):
         await resumed
     run.cancel()
 
@@ -226,7 +227,7 @@ async def test_a_kill_with_a_nudge_is_a_kill() -> None:
     critic = Critic(Escalation(CriticAction(kill=True, nudge="hello?", extend=SOFT, reason="hopeless")), clock=clock)
     run = asyncio.create_task(make_host(clock, critic).executor.run(agent_of(model), "go"))
     await clock.advance(SOFT * 1.1)
-    with pytest.raises(RunKilled, match="hopeless"):
+    with fails_with(RunKilled, match="hopeless"):
         await run
 
 
@@ -237,7 +238,7 @@ async def test_the_next_escalator_is_asked_if_one_says_so() -> None:
         make_host(clock, Critic(first, second, third, clock=clock)).executor.run(agent_of(model), "go")
     )
     await clock.advance(SOFT * 1.1)
-    with pytest.raises(RunKilled):
+    with fails_with(RunKilled):
         await run
     assert (len(first.asked), len(second.asked), len(third.asked)) == (1, 1, 0)
 
@@ -250,7 +251,7 @@ async def test_an_escalator_that_raises_is_logged_and_the_deadline_stands(caplog
     assert "no idea" in caplog.text
     assert not run.done()
     await clock.advance(SOFT * 0.6)
-    with pytest.raises(RunKilled):
+    with fails_with(RunKilled):
         await run
 
 
@@ -271,7 +272,7 @@ async def test_a_decision_about_an_earlier_idle_period_is_ignored() -> None:
     await clock.advance(SOFT)
     assert len(asked) == 2
     answers.put_nowait(CriticAction(kill=True, reason="again"))
-    with pytest.raises(RunKilled, match="again"):
+    with fails_with(RunKilled, match="again"):
         await run
 
 
@@ -289,7 +290,7 @@ async def test_an_escalator_that_answers_nonsense_is_logged_and_the_deadline_sta
     assert "returned 'kill'" in caplog.text
     assert not run.done()
     await clock.advance(SOFT * 0.6)
-    with pytest.raises(RunKilled):
+    with fails_with(RunKilled):
         await run
 
 
@@ -304,7 +305,7 @@ async def test_an_escalator_that_hangs_does_not_hold_the_backstop() -> None:
         make_host(clock, Critic(hangs, backstop=2, clock=clock)).executor.run(agent_of(model), "go")
     )
     await clock.advance(SOFT * 2.1)
-    with pytest.raises(RunKilled):
+    with fails_with(RunKilled):
         await run
 
 
@@ -313,7 +314,7 @@ def test_a_critic_watches_in_a_second_event_loop_as_in_the_first() -> None:
     quick = Agent(name="a", model=ScriptedModel("done"))
     assert asyncio.run(SimulatedHost(ports=Ports(critic=critic)).executor.run(quick, "go")).output == "done"
     hung = SimulatedHost(ports=Ports(critic=critic)).executor.run(agent_of(Hanging()), "go")
-    with pytest.raises(RunKilled, match="idle"):
+    with fails_with(RunKilled, match="idle"):
         asyncio.run(asyncio.wait_for(hung, 20))
 
 
@@ -332,7 +333,7 @@ async def test_without_a_critic_the_runtime_is_the_hard_end() -> None:
     clock, model = ManualClock(), Hanging()
     run = asyncio.create_task(SimulatedHost(clock=clock).executor.run(agent_of(model), "go"))
     await clock.advance(SOFT * 1.01)
-    with pytest.raises(RuntimeExceeded):
+    with fails_with(RuntimeExceeded):
         await run
 
 

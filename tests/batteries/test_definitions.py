@@ -9,6 +9,7 @@ import apsw
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.failed_runs import fails_with
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
@@ -198,7 +199,7 @@ async def test_a_run_whose_persona_names_a_removed_tool_resumes_in_a_process_tha
     with pytest.raises(MissingDefinition, match="look"):
         await two.resume(await without.source("al", "p"), "r")
     assert await two.get_statuses() == {"r": RunStatus.INTERRUPTED}
-    with pytest.raises(PersonaError, match="look"):
+    with fails_with(PersonaError, match="look"):
         await two.executor.run(await without.source("al", "p"), "go", run_id="new")
     assert await two.get_statuses() == {"r": RunStatus.INTERRUPTED}, "a new run's error is its end"
 
@@ -408,7 +409,7 @@ async def test_a_chain_asks_the_next_model_when_one_fails() -> None:
 
 async def test_the_error_of_a_chain_is_that_of_its_last_model() -> None:
     model = failover(ScriptedModel(OSError("first")), ScriptedModel(ValueError("last")))
-    with pytest.raises(ValueError, match="last"):
+    with fails_with(ValueError, match="last"):
         await SimulatedHost().executor.run(Agent(name="a", model=model), "go")
 
 

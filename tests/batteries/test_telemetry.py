@@ -11,6 +11,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tests.failed_runs import fails_with
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
@@ -157,7 +158,7 @@ async def test_the_duration_of_a_failed_model_call_has_the_class_of_its_error() 
 
     collector = Collector(clock=clock)
     host = SimulatedHost(ports=Ports(observers=(collector.port,)), clock=clock)
-    with pytest.raises(ValueError, match=SECRET):
+    with fails_with(ValueError, match=SECRET):
         await host.executor.run(make_agent(fail), "go")
     [point] = collector.read_points("gen_ai.client.operation.duration")
     assert (point.count, point.sum, point.attributes["error.type"]) == (1, 3.0, "ValueError")
@@ -301,7 +302,7 @@ async def test_each_turn_of_a_conversation_has_a_trace_of_its_own(collector: Col
 
 async def test_a_failed_run_is_marked_with_the_class_of_its_error(collector: Collector) -> None:
     async with App([make_agent(ValueError(SECRET))], "memory:", telemetry=collector.port) as app:
-        with pytest.raises(ValueError, match=SECRET):
+        with fails_with(ValueError, match=SECRET):
             await app.run("a", "go")
     attempt = collector.get("invoke_agent a")
     assert attempt.status.description == "ValueError"

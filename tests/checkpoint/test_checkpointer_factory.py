@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any, Literal
 
 import pytest
+from tests.failed_runs import fails_with
 from tests.probe_store import ProbeStore
 from tests.scripted_model import ScriptedModel
 from tests.simulated_host import SimulatedHost
@@ -108,7 +109,7 @@ async def test_a_handle_that_overrides_save_complete_and_fail_is_enough() -> Non
 
     done, failed = OriginalHandle(), OriginalHandle()
     await Executor(Ports(checkpoints=CountingFactory(done))).run(AGENT, "go")
-    with pytest.raises(ValueError, match="broken"):
+    with fails_with(ValueError, match="broken"):
         await Executor(Ports(checkpoints=CountingFactory(failed))).run(Agent(name="a", model=broken), "go")
     assert (done.calls[0], done.calls[-1]) == ("save", "complete done")
     assert failed.calls[-1] == "fail broken"

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from tests.failed_runs import fails_with
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
@@ -126,7 +127,7 @@ def test_the_id_of_a_parent_has_to_be_a_run_id() -> None:
 async def test_a_prompt_that_cannot_be_encoded_is_refused_before_the_model_is_asked() -> None:
     host = SimulatedHost()
     model = ScriptedModel("never")
-    with pytest.raises(PayloadError, match="cannot be stored"):
+    with fails_with(PayloadError, match="cannot be stored"):
         await host.executor.run(Agent(name="a", model=model), "half a pair \ud800")
     assert model.requests == []
     assert await host.list_records() == []
@@ -135,7 +136,7 @@ async def test_a_prompt_that_cannot_be_encoded_is_refused_before_the_model_is_as
 async def test_a_reply_with_absurd_usage_is_refused_and_nothing_that_was_saved_is_lost() -> None:
     host = SimulatedHost(settings=KEPT)
     model = ScriptedModel(tool_reply(call("1", "look")), Reply(text="x", usage=Usage(input_tokens=-1)))
-    with pytest.raises(InvalidReply, match="input_tokens=-1"):
+    with fails_with(InvalidReply, match="input_tokens=-1"):
         await host.executor.run(Agent(name="a", model=model, tools=[look]), "go", run_id="r")
     assert await host.get_statuses() == {"r": RunStatus.FAILED}
     better = ScriptedModel("", "mended")
@@ -172,7 +173,7 @@ async def test_hard_values_in_arguments_and_results_round_trip_through_a_resume(
 
     ask = Reply(tool_calls=[ToolCall(id="1", name="echo", arguments={"value": value})])
     model = ScriptedModel(ask, LookupError("down"))
-    with pytest.raises(LookupError):
+    with fails_with(LookupError):
         await host.executor.run(Agent(name="a", model=model, tools=[echo]), "go", run_id="r")
     after = ScriptedModel("", "done")
     await SimulatedHost(host.inner).resume(Agent(name="a", model=after, tools=[echo]), "r")
@@ -231,7 +232,7 @@ async def test_a_reply_of_the_wrong_shape_is_refused_and_nothing_that_was_saved_
     async def odd(messages: Sequence[Message]) -> Reply:
         return reply  # type: ignore[no-any-return]
 
-    with pytest.raises(InvalidReply, match=r"return a holdfast Reply|has to|have to|wrong type|share an id|usage of"):
+    with fails_with(InvalidReply, match=r"return a holdfast Reply|has to|have to|wrong type|share an id|usage of"):
         await host.executor.run(
             Agent(name="a", model=ScriptedModel(tool_reply(call("1", "look")), odd), tools=[look]), "", run_id="r"
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.core.recording_ports import RecordingPorts
+from tests.failed_runs import fails_with
 from tests.scripted_model import ScriptedModel
 from tests.simulated_host import REMOVE_DONE, SimulatedHost
 
@@ -231,7 +232,7 @@ async def test_a_call_that_needs_an_approval_waits_for_it_although_the_loop_does
 async def test_bounds_and_phases_hold_for_another_loop() -> None:
     loop = LineLoop(Effect.PURE)
     agent = Agent(name="a", loop=loop, bounds=Bounds(max_steps=2))
-    with pytest.raises(StepsExceeded):
+    with fails_with(StepsExceeded):
         await SimulatedHost().executor.run(agent, "say a; say b; say c")
     agent = Agent(name="a", loop=loop, phases=[Phase(name="p"), Phase(name="q", prompt="say $p")])
     result = await SimulatedHost().executor.run(agent, "say a")
@@ -250,7 +251,7 @@ async def test_a_message_that_another_loops_codec_cannot_store_fails_the_run_and
             return Answer("never")
 
     host = SimulatedHost(settings=CheckpointSettings(retention=REMOVE_DONE))
-    with pytest.raises(PayloadError, match="is a str"):
+    with fails_with(PayloadError, match="is a str"):
         await host.executor.run(Agent(name="a", loop=Odd()), "go", run_id="r")
     assert await host.get_statuses() == {"r": RunStatus.FAILED}
 

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from tests.failed_runs import fails_with
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
@@ -15,7 +16,7 @@ from holdfast import Agent, App, Reply, Retry, ask_person, tool
 from holdfast.checkpoint.workers import WorkerIdentity, this_process
 from holdfast.core import Executor
 from holdfast.core.agents.calls import OnError
-from holdfast.core.errors import RunParked, ToolFailed
+from holdfast.core.errors import RunFailed, RunParked
 from holdfast.core.run.waiting import RunWaiting
 from holdfast.errors import ModelUnavailable
 from holdfast.stores.memory import MemoryStore
@@ -55,7 +56,7 @@ async def test_the_start_and_the_end_of_a_run_are_logged_without_its_messages(ca
 
 async def test_a_failed_run_logs_its_error_and_the_class_of_it(caplog: pytest.LogCaptureFixture) -> None:
     agent = Agent(name="a", model=ScriptedModel(ValueError("broken" * 1000)))
-    with pytest.raises(ValueError, match="broken"):
+    with fails_with(ValueError, match="broken"):
         await SimulatedHost().executor.run(agent, "go", run_id="r")
     assert fields(caplog, "levelname", "event", "step", "error")[-1] == ("ERROR", "failed", 0, "ValueError")
     assert caplog.records[-1].getMessage().startswith("run r of a: failed after step 0: ValueError: broken")
@@ -69,7 +70,7 @@ async def test_a_run_that_cannot_be_built_logs_that_it_failed(caplog: pytest.Log
         async def build(self, info: object) -> Agent:
             raise LookupError("no such persona")
 
-    with pytest.raises(LookupError):
+    with fails_with(LookupError):
         await SimulatedHost().executor.run(Unbuildable(), "go", run_id="r")
     assert fields(caplog, "event", "error")[-1] == ("failed", "LookupError")
 
@@ -214,7 +215,7 @@ async def test_an_error_of_a_tool_is_logged_once_with_its_traceback_and_counted(
 
     agent = Agent(name="a", model=ScriptedModel(tool_reply(call("c1", "divide", by=0)), "done"), tools=[divide])
     host = SimulatedHost()
-    with contextlib.suppress(ToolFailed):
+    with contextlib.suppress(RunFailed):
         await host.executor.run(agent, "go", run_id="r")
     [line] = [record for record in caplog.records if record.name == "holdfast.tools"]
     assert (line.levelname, line.__dict__["tool"], line.__dict__["call_id"]) == ("WARNING", "divide", "c1")

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 from tests.core.recording_ports import PortFailed, RecordingCritic, RecordingPorts
+from tests.failed_runs import fails_with
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import REMOVE_DONE, SimulatedHost
 
@@ -83,7 +84,7 @@ async def test_a_failed_run_is_reported_to_every_port() -> None:
     agent = Agent(
         name="a", model=ScriptedModel(tool_reply(call("1", "work", fails=True)), ValueError("broken")), tools=[work]
     )
-    with pytest.raises(ValueError, match="broken"):
+    with fails_with(ValueError, match="broken"):
         await SimulatedHost(ports=everything.ports).executor.run(agent, "go")
     assert "audit.tool work once failed" in everything.calls
     assert everything.get_calls("audit")[-1] == "audit.close failed 1 ValueError"
@@ -156,10 +157,10 @@ async def test_a_port_that_raises_is_the_runs_error_and_the_checkpoint_is_finali
         agent = Agent(name="a", model=ScriptedModel(Shutdown("now")))
         with pytest.raises(Shutdown):
             await earlier.executor.run(agent, "go", run_id="r")
-        with pytest.raises(PortFailed):
+        with fails_with(PortFailed):
             await host.resume(three_steps(), "r")
     else:
-        with pytest.raises(PortFailed):
+        with fails_with(PortFailed):
             await host.executor.run(three_steps(), "go", run_id="r")
     statuses = await host.get_statuses()
     assert set(statuses.values()) <= {RunStatus.FAILED}
@@ -189,7 +190,7 @@ async def test_a_port_that_raises_while_the_run_is_finalized_is_logged(
     everything = RecordingPorts(where)
     host = SimulatedHost(ports=everything.ports)
     if fails:
-        with pytest.raises(ValueError, match="the run's own"):
+        with fails_with(ValueError, match="the run's own"):
             await host.executor.run(Agent(name="a", model=ScriptedModel(ValueError("the run's own"))), "go")
     else:
         assert (await host.executor.run(three_steps(), "go")).output == "done"
@@ -248,7 +249,7 @@ async def test_with_a_critic_the_time_bound_is_its_soft_trigger_and_not_the_end(
     assert everything.limit == timedelta(minutes=1)
     assert everything.control is not None
     everything.control.kill("it hangs")
-    with pytest.raises(RunKilled, match="it hangs"):
+    with fails_with(RunKilled, match="it hangs"):
         await run
 
 
@@ -261,7 +262,7 @@ async def test_a_critic_that_does_not_watch_leaves_the_time_bound_as_the_end() -
     agent = Agent(name="a", model=hangs, bounds=Bounds(max_runtime=timedelta(minutes=1)))
     run = asyncio.create_task(Executor(Ports(critic=Blind()), clock=clock).run(agent, "go"))
     await clock.advance(timedelta(minutes=1))
-    with pytest.raises(RuntimeExceeded):
+    with fails_with(RuntimeExceeded):
         await run
 
 
@@ -279,7 +280,7 @@ async def test_a_kill_sticks_even_if_the_run_comes_to_an_answer() -> None:
             return Reply(text="done all the same")
         raise AssertionError
 
-    with pytest.raises(RunKilled, match="enough"):
+    with fails_with(RunKilled, match="enough"):
         await host.executor.run(Agent(name="a", model=ScriptedModel(stubborn)), "go")
     assert await host.list_records() == []
 

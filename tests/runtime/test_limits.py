@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from tests.failed_runs import fails_with
 from tests.scripted_model import ScriptedModel
 
 from holdfast import Agent, App
@@ -70,7 +71,7 @@ async def test_a_person_who_resumes_a_run_over_the_limit_gets_its_result_later()
     store = MemoryStore()
     limits = [ConcurrencyLimit(agent="a", max_runs=1)]
     async with App([Agent(name="a", model=failing)], store, worker=WorkerSettings(concurrency_limits=limits)) as app:
-        with pytest.raises(ValueError, match="once"):
+        with fails_with(ValueError, match="once"):
             await app.run("a", "p", run_id="failed")
     async with App([Agent(name="a", model=gate)], store) as app:
         await app.submit("a", "p", run_id="holder")

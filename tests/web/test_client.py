@@ -73,8 +73,11 @@ def test_the_sync_client_does_the_same(site: Site) -> None:
     token = site.issue_token("client-2", "read", "send", "answer", "start", "control")
     with Client(site.url, token=token) as client:
         client.submit("clerk", "note fail", run_id="client-2")
-        with pytest.raises(RunFailed, match="broken"):
+        with pytest.raises(RunFailed, match="run client-2 failed: ") as failed:
             client.result("client-2")
+        assert failed.value.run_id == "client-2"
+        assert "broken" in failed.value.error
+        assert not failed.value.error.startswith("run ")
         site.open_gate("client-2")
         client.requeue("client-2")
         assert client.result("client-2").output == "did | note fail"

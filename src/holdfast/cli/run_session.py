@@ -149,7 +149,7 @@ async def collect_result(
             raise
         status: Literal["cancelled", "failed"] = "cancelled" if isinstance(exc, RunCancelled) else "failed"
         is_stored = await _is_stored(app, run_id)
-        reason = str(exc).removeprefix(f"run {run_id} failed: ") if isinstance(exc, RunFailed) else format_error(exc)
+        reason = exc.error if isinstance(exc, RunFailed) else format_error(exc)
         return CommandResult(run_id=run_id, status=status, reason=reason, resume=resume if is_stored else "")
     return CommandResult(run_id=run_id, status="done", output=result.output, steps=result.steps, usage=result.usage)
 

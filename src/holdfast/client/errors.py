@@ -8,7 +8,7 @@ import msgspec
 from holdfast.checkpoint import errors as checkpoint_errors
 from holdfast.checkpoint.errors import StoreUnavailable
 from holdfast.core import errors as core_errors
-from holdfast.core.errors import RunParked
+from holdfast.core.errors import RunFailed, RunParked
 from holdfast.core.run import waiting
 from holdfast.core.run.waiting import RunWaiting
 from holdfast.root_error import HoldfastError
@@ -49,6 +49,9 @@ def make_error(response: httpx.Response) -> HoldfastError:
     if kind is RunParked:
         reason, _, detail = problem.detail.removeprefix("parked, ").partition(": ")
         return RunParked(reason, detail)
+    if kind is RunFailed:
+        head, _, text = problem.detail.partition(" failed: ")
+        return RunFailed(head.removeprefix("run "), text)
     # Not through `kind(...)`: the classes have arguments of their own, which the text has already.
     error = kind.__new__(kind)
     Exception.__init__(error, problem.detail)

@@ -174,10 +174,18 @@ class RunCancelled(RunError):
 
 
 class RunFailed(RunError):
-    """The run failed in another process or earlier. Only the text of its error is known.
+    """The run failed. The exception that ended it is the cause, `__cause__`, if this process has just executed the run.
+
+    Every caller gets this class, at once, later and in another process; there `error` is all that is known.
 
     What to do: Read the error, fix its cause, then `resume` the run: it continues after its last good step.
     """
+
+    def __init__(self, run_id: str, error: str) -> None:
+        super().__init__(f"run {run_id} failed: {error}")
+        self.run_id = run_id
+        #: The class and the text of the exception that ended the run, such as `ValueError: no such order`.
+        self.error = error
 
 
 class TurnFailed(RunFailed):
@@ -187,7 +195,7 @@ class TurnFailed(RunFailed):
     """
 
     def __init__(self, run_id: str, turn_id: str, error: str) -> None:
-        super().__init__(f"conversation {run_id}: turn {turn_id} ended without an answer: {error}")
+        RunError.__init__(self, f"conversation {run_id}: turn {turn_id} ended without an answer: {error}")
         self.run_id = run_id
         self.turn_id = turn_id
         self.error = error

@@ -18,7 +18,15 @@ from holdfast.checkpoint.workers import Claim
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.concurrency import run_in_background
 from holdfast.core.agents.agent import AgentSource
-from holdfast.core.errors import MissingDefinition, RunCancelled, RunInterrupted, RunLost, RunParked
+from holdfast.core.errors import (
+    MissingDefinition,
+    RunCancelled,
+    RunFailed,
+    RunInterrupted,
+    RunLost,
+    RunParked,
+    format_error,
+)
 from holdfast.core.execution.attempt import OnCancel
 from holdfast.core.execution.executor import Executor
 from holdfast.core.execution.native_loop import get_loop
@@ -297,8 +305,10 @@ class Worker:
             return RecoveryStatus.WAITING, str(exc)
         except (RunInterrupted, RunLost) as exc:
             return RecoveryStatus.INTERRUPTED, str(exc)
-        except Exception as exc:  # the run's own error: it is finished, and the other runs continue
-            return RecoveryStatus.FAILED, f"{type(exc).__name__}: {exc}"
+        except RunFailed as exc:
+            return RecoveryStatus.FAILED, exc.error
+        except Exception as exc:  # of a turn: it is finished, and the other runs continue
+            return RecoveryStatus.FAILED, format_error(exc)
 
     async def resume(
         self,

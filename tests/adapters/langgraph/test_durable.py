@@ -21,6 +21,7 @@ from langgraph.prebuilt import ToolNode
 from langgraph.runtime import Runtime
 from tests.adapters.langgraph.crash import RUN, Crash
 from tests.adapters.langgraph.graphs import USAGE, State, build_agent, nested, script, trip
+from tests.failed_runs import fails_with
 from tests.simulated_host import SimulatedHost
 
 from holdfast import App, Bounds, Retry, RunInfo
@@ -171,7 +172,7 @@ async def test_a_graph_with_more_supersteps_than_its_bound_fails_and_one_with_as
     two = durable(build_line(*nodes).compile(name="two"), bounds=Bounds(max_steps=2))
     async with App([three, two], MemoryStore()) as app:
         assert (await app.run(three, "", inputs={"places": []})).steps == 3
-        with pytest.raises(StepsExceeded):
+        with fails_with(StepsExceeded):
             await app.run(two, "", inputs={"places": []})
 
 
@@ -387,7 +388,7 @@ async def test_the_timeout_of_a_node_is_no_outage_of_a_provider() -> None:
     builder = StateGraph(Visits)
     builder.add_node("wait", wait, timeout=0.01)
     builder.add_edge(START, "wait")
-    with pytest.raises(NodeTimeoutError):
+    with fails_with(NodeTimeoutError):
         await Crash().run(durable(builder.compile(name="visits"), retry=Retry(initial_delay=timedelta(0))))
     assert begun == ["wait"]
 

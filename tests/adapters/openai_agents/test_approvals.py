@@ -9,6 +9,7 @@ from agents.testing import function_call
 from tests.adapters.crash_simulator import RUN, CrashSimulator
 from tests.adapters.openai_agents.scripted_model import ScriptedModel, call
 from tests.adapters.openai_agents.test_resume import get_outputs
+from tests.failed_runs import fails_with
 
 from holdfast import App, ApprovalRequest, Approve, Deferred, Deny, RunWaiting, current_call
 from holdfast.adapters.openai_agents import ToolPolicy, durable
@@ -163,7 +164,7 @@ async def test_an_approval_within_an_agent_as_a_tool_is_refused_with_the_way_out
     model = ScriptedModel([call("c1", "ask_inner", input="?")], "done")
     agent = durable(Agent(name="bank", model=model, tools=[inner.as_tool("ask_inner", "Asks.")]))
     async with App([agent], "memory:") as app:
-        with pytest.raises(DefinitionError, match=r"pay of agent inner asks for an approval within a tool"):
+        with fails_with(DefinitionError, match=r"pay of agent inner asks for an approval within a tool"):
             await app.run("bank", "go")
     assert paid == []
 

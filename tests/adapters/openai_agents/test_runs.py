@@ -29,6 +29,7 @@ from agents.tool_context import ToolContext
 from pydantic import BaseModel
 from tests.adapters.openai_agents.scripted_model import ScriptedModel, call
 from tests.adapters.openai_agents.test_resume import get_outputs
+from tests.failed_runs import fails_with
 from typing_extensions import TypedDict
 
 from holdfast import App, tool
@@ -212,7 +213,7 @@ async def test_a_guardrail_fails_the_run(kind: str) -> None:
     agent = Agent(name="a", model=ScriptedModel("done"), input_guardrails=[no_input], output_guardrails=[no_output])
     error = InputGuardrailTripwireTriggered if kind == "input" else OutputGuardrailTripwireTriggered
     async with App([durable(agent)], "memory:") as app:
-        with pytest.raises(error):
+        with fails_with(error):
             await app.run("a", "go", run_id="r")
         with pytest.raises(RunFailed, match="ripwire"):
             await app.result("r")
@@ -221,7 +222,7 @@ async def test_a_guardrail_fails_the_run(kind: str) -> None:
 async def test_a_tool_that_the_model_invents_fails_the_run_as_in_the_sdk() -> None:
     agent = Agent(name="a", model=ScriptedModel([call("c1", "invented")]), tools=[look])
     async with App([durable(agent)], "memory:") as app:
-        with pytest.raises(ModelBehaviorError, match="invented"):
+        with fails_with(ModelBehaviorError, match="invented"):
             await app.run("a", "go")
 
 

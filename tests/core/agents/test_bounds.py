@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
+from tests.failed_runs import fails_with
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
@@ -35,7 +36,7 @@ async def test_a_run_takes_at_most_its_iterations(bound: int, steps: int) -> Non
     assert (await Executor().run(agent, "go")).steps == bound
     model = ScriptedModel(*looking(steps + 1), "never")
     agent = Agent(name="a", model=model, tools=[look], bounds=Bounds(max_steps=bound))
-    with pytest.raises(StepsExceeded, match="raise max_steps") as raised:
+    with fails_with(StepsExceeded, match="raise max_steps") as raised:
         await Executor().run(agent, "go")
     assert raised.value.bound == bound == len(model.requests)
 
@@ -50,7 +51,7 @@ async def test_iterations_count_on_over_a_resume() -> None:
             run_id="r",
         )
     model = ScriptedModel(*looking(4), "never")
-    with pytest.raises(StepsExceeded):
+    with fails_with(StepsExceeded):
         await SimulatedHost(host.inner).resume(Agent(name="a", model=model, tools=[look], bounds=bounds), "r")
     assert len(model.requests) == 1
 
@@ -62,7 +63,7 @@ async def test_the_same_calls_again_and_again_end_the_run() -> None:
     assert (await Executor().run(agent, "go")).steps == 4
 
     model = ScriptedModel(*[looking(1)[0]] * 4, "never")
-    with pytest.raises(RepeatedToolCalls, match=r"called look 3 times in a row.*stuck"):
+    with fails_with(RepeatedToolCalls, match=r"called look 3 times in a row.*stuck"):
         await Executor().run(Agent(name="a", model=model, tools=[look], bounds=Bounds(max_repeats=3)), "go")
     assert len(model.requests) == 4
 
@@ -80,7 +81,7 @@ async def test_ids_of_calls_are_no_difference_and_true_is_not_one() -> None:
 
     bounds = Bounds(max_repeats=2)
     turns = [tool_reply(call(str(turn), "any_of", n=1)) for turn in range(3)]
-    with pytest.raises(RepeatedToolCalls):
+    with fails_with(RepeatedToolCalls):
         await Executor().run(Agent(name="a", model=ScriptedModel(*turns, "never"), tools=[any_of], bounds=bounds), "go")
     turns = [tool_reply(call("1", "any_of", n=n)) for n in (1, True, 1, True)]
     assert await Executor().run(
@@ -99,7 +100,7 @@ async def test_repeats_count_on_over_a_resume() -> None:
             run_id="r",
         )
     model = ScriptedModel(same, same, same, same, "never")
-    with pytest.raises(RepeatedToolCalls):
+    with fails_with(RepeatedToolCalls):
         await SimulatedHost(host.inner).resume(Agent(name="a", model=model, tools=[look], bounds=bounds), "r")
     assert len(model.requests) == 2
 
@@ -127,7 +128,7 @@ async def test_a_run_takes_at_most_its_time() -> None:
     agent = slow_agent(clock, steps=5, each=MINUTE, bound=4 * MINUTE, end="never")
     run = asyncio.create_task(executor.run(agent, "go"))
     await clock.advance(10 * MINUTE)
-    with pytest.raises(RuntimeExceeded, match="raise max_runtime") as raised:
+    with fails_with(RuntimeExceeded, match="raise max_runtime") as raised:
         await run
     assert raised.value.bound == 4 * MINUTE
     assert clock.waiting == 0
@@ -158,7 +159,7 @@ async def test_time_counts_on_over_a_resume_but_not_while_the_run_was_interrupte
     await clock.advance(timedelta(minutes=3, seconds=59))
     assert not run.done()
     await clock.advance(timedelta(seconds=1))
-    with pytest.raises(RuntimeExceeded):
+    with fails_with(RuntimeExceeded):
         await run
 
 
@@ -179,7 +180,7 @@ async def test_a_run_whose_time_was_over_before_it_was_resumed_ends_at_once() ->
     agent = Agent(name="a", model=hangs, bounds=Bounds(max_runtime=MINUTE))
     run = asyncio.create_task(SimulatedHost(host.inner, clock=clock).resume(agent, "r"))
     await clock.advance(timedelta(0))
-    with pytest.raises(RuntimeExceeded):
+    with fails_with(RuntimeExceeded):
         await run
     assert await host.get_statuses() == {}
 
@@ -215,7 +216,7 @@ async def test_the_end_of_a_runs_time_reaches_into_whatever_it_is_doing() -> Non
         run = asyncio.create_task(host.executor.run(agent, "go"))
         await begun.wait()
         await clock.advance(MINUTE)
-        with pytest.raises(RuntimeExceeded):
+        with fails_with(RuntimeExceeded):
             await run
         assert await host.list_records() == []
     assert ended == ["tool", "compact"]
@@ -240,7 +241,7 @@ async def test_a_tool_that_swallows_its_end_does_not_keep_the_run_alive() -> Non
     run = asyncio.create_task(host.executor.run(agent, "go"))
     await begun.wait()
     await clock.advance(MINUTE)
-    with pytest.raises(RuntimeExceeded):
+    with fails_with(RuntimeExceeded):
         await run
     assert len(model.requests) == 1
     assert RunStatus.RUNNING not in (await host.get_statuses()).values()

@@ -10,6 +10,7 @@ from pydantic_ai import Agent as PydanticAgent
 from tests.adapters.scripted_model import ScriptedModel as PydanticScript
 from tests.adapters.scripted_model import call as pydantic_call
 from tests.adapters.scripted_model import get_texts
+from tests.failed_runs import fails_with
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
@@ -205,7 +206,7 @@ async def test_a_failed_run_keeps_its_unread_mail_for_the_next_attempt() -> None
         return Reply(text=str([message.text for message in messages if isinstance(message, User)]))
 
     async with App([Agent(name="a", model=ScriptedModel(replies))], store, worker=False) as app:
-        with pytest.raises(ValueError, match="broken"):
+        with fails_with(ValueError, match="broken"):
             await app.run("a", "go", run_id="r")
         broken = False
         assert (await app.resume("r")).output == "['go', 'are you there?']"

@@ -4,6 +4,7 @@ import logging
 from datetime import timedelta
 
 import pytest
+from tests.failed_runs import fails_with
 from tests.probe_store import ProbeStore
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import REMOVE_ENDED, SimulatedHost
@@ -127,7 +128,7 @@ async def test_a_failed_run_that_cannot_be_removed_is_not_executed_again() -> No
     host = SimulatedHost(settings=CheckpointSettings(retention=REMOVE_ENDED))
     host.store.before = Refusal("remove", 1, OSError("the disk is gone"))
     agent = Agent(name="a", model=ScriptedModel(ValueError("no")))
-    with pytest.raises(ValueError, match="no"):
+    with fails_with(ValueError, match="no"):
         await host.executor.run(agent, "go", run_id="r")
     assert await host.get_statuses() == {"r": RunStatus.FAILED}
 

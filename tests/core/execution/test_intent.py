@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
+from tests.failed_runs import fails_with
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
@@ -114,7 +115,7 @@ async def test_what_must_not_be_written_beside_a_tool_ends_the_run() -> None:
     assert execution is not None
     execution.state.history.append(User("half a pair \ud800"))
     await clock.advance(INTENT_DELAY)
-    with pytest.raises(PayloadError):
+    with fails_with(PayloadError):
         await run
     assert await host.list_records() == []
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.core.null_listener import NullListener
+from tests.failed_runs import fails_with
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
@@ -178,7 +179,7 @@ async def test_an_error_of_the_request_fails_the_run_at_once() -> None:
 
     host, error = SimulatedHost(), BadRequest("no such model")
     model = FlakyModel(error)
-    with pytest.raises(BadRequest) as raised:
+    with fails_with(BadRequest) as raised:
         await host.executor.run(Agent(name="a", model=model), "go", run_id="r")
     assert (raised.value, model.calls) == (error, 1)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from tests.failed_runs import fails_with
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
@@ -194,7 +195,7 @@ async def test_a_tool_that_says_so_ends_the_run_with_its_error_and_its_siblings_
         raise LookupError("gone")
 
     model = ScriptedModel(tool_reply(call("x", "sibling"), call("y", "fragile")), "never")
-    with pytest.raises(ToolFailed, match="fragile"):
+    with fails_with(ToolFailed, match="fragile"):
         await Executor().run(Agent(name="a", model=model, tools=[sibling, fragile]), "go")
     assert ended.is_set()
     assert len(model.requests) == 1
@@ -257,7 +258,7 @@ async def test_a_cancel_that_a_tool_lets_out_after_a_failed_task_group_is_report
 
 
 async def test_an_error_of_the_model_comes_out_as_it_is() -> None:
-    with pytest.raises(ValueError, match="400"):
+    with fails_with(ValueError, match="400"):
         await Executor().run(Agent(name="a", model=ScriptedModel(ValueError("400"))), "go")
 
 

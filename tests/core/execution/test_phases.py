@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.core.null_listener import NullListener
+from tests.failed_runs import fails_with
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
@@ -128,7 +129,7 @@ async def test_the_bounds_of_a_phase_hold_for_it_alone() -> None:
     agent = Agent(name="a", tools=[look], phases=[free, bounded, bounded])
     assert (await Executor().run(agent, "go")).steps == 10
     too_long = Phase(name="short", bounds=Bounds(max_steps=2), model=looks(2))
-    with pytest.raises(StepsExceeded) as raised:
+    with fails_with(StepsExceeded) as raised:
         await Executor().run(Agent(name="a", tools=[look], phases=[free, bounded, too_long]), "go")
     assert raised.value.bound == 2
 
@@ -138,7 +139,7 @@ async def test_the_bounds_of_the_agent_hold_for_all_phases_together() -> None:
         name="a", tools=[look], bounds=Bounds(max_steps=5),
         phases=[Phase(name="one", model=looks(3)), Phase(name="two", model=looks(3), bounds=Bounds(max_steps=50))],
     )  # fmt: skip
-    with pytest.raises(StepsExceeded) as raised:
+    with fails_with(StepsExceeded) as raised:
         await Executor().run(agent, "go")
     assert raised.value.bound == 5
 
@@ -148,7 +149,7 @@ async def test_repeats_are_counted_within_a_phase_by_its_own_bound() -> None:
     patient = Phase(name="p", model=ScriptedModel(same, same, same, "done"), bounds=Bounds(max_repeats=3))
     assert await Executor().run(Agent(name="a", tools=[look], phases=[patient, patient]), "go")
     strict = Phase(name="p", model=ScriptedModel(same, same, same, "done"), bounds=Bounds(max_repeats=2))
-    with pytest.raises(RepeatedToolCalls):
+    with fails_with(RepeatedToolCalls):
         await Executor().run(Agent(name="a", tools=[look], phases=[strict]), "go")
 
 
@@ -174,7 +175,7 @@ async def test_the_time_of_a_phase_begins_with_it(durable: bool) -> None:
     agent = Agent(name="a", tools=[work], phases=[phase("one", 5 * MINUTE), phase("two", 3 * MINUTE)])
     run = asyncio.create_task(executor.run(agent, "go"))
     await clock.advance(20 * MINUTE)
-    with pytest.raises(RuntimeExceeded) as raised:
+    with fails_with(RuntimeExceeded) as raised:
         await run
     assert raised.value.bound == 3 * MINUTE
     assert clock.waiting == 0
@@ -263,7 +264,7 @@ async def test_bounds_of_a_phase_count_on_over_a_resume() -> None:
 
     with pytest.raises(Shutdown):
         await host.executor.run(agent(Shutdown("now")), "go", run_id="r")
-    with pytest.raises(StepsExceeded):
+    with fails_with(StepsExceeded):
         await SimulatedHost(host.inner).resume(agent(tool_reply(call("9", "look", n=9))), "r")
 
 
@@ -395,6 +396,6 @@ class LoopOfObjects(NativeLoop):
 async def test_an_output_that_cannot_be_stored_is_refused_where_it_was_made() -> None:
     host = SimulatedHost()
     agent = Agent(name="a", phases=[Phase(name="one", model=ScriptedModel("done"))], loop=LoopOfObjects())
-    with pytest.raises(PayloadError):
+    with fails_with(PayloadError):
         await host.executor.run(agent, "go", run_id="r")
     assert await host.get_statuses() == {}

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.core.null_listener import NullListener
+from tests.failed_runs import fails_with
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
@@ -84,7 +85,7 @@ async def test_a_run_that_died_before_its_first_reply_was_recorded_first() -> No
         await host.crash()
         raise LookupError
 
-    with pytest.raises(LookupError):
+    with fails_with(LookupError):
         await host.executor.run(Agent(name="a", model=ScriptedModel(dies)), "go", run_id="r")
     [record] = await host.list_records()
     assert record.is_interrupted

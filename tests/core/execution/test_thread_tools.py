@@ -5,6 +5,7 @@ import threading
 from datetime import timedelta
 
 import pytest
+from tests.failed_runs import fails_with
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
@@ -80,7 +81,7 @@ async def test_a_run_that_is_ended_does_not_wait_for_its_threads() -> None:
     execution = host.executor.get_attempt("r")
     assert execution is not None
     execution.kill("it hangs")
-    with pytest.raises(RunKilled):
+    with fails_with(RunKilled):
         await run
     assert thread.done == []
     assert await host.list_records() == []

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-import pytest
+from tests.failed_runs import fails_with
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
@@ -69,7 +69,7 @@ async def test_a_run_that_fails_after_a_compaction_keeps_one_history() -> None:
         replies = sum(isinstance(message, Reply) for message in messages)
         return tool_reply(call(str(replies), "look"))
 
-    with pytest.raises(ValueError, match="broken"):
+    with fails_with(ValueError, match="broken"):
         await host.executor.run(Agent(name="a", model=model, tools=[look], compact=compact), "go", run_id="r")
     stored = await host.inner.load("r")
     assert stored.record.status is RunStatus.FAILED

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.core.execution.test_model_outage import Events
+from tests.failed_runs import fails_with
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
@@ -322,7 +323,7 @@ async def test_a_timeout_can_fail_the_run() -> None:
 
     async with running(Executor(clock=clock), calling(look)) as run:
         await clock.advance(SECOND)
-        with pytest.raises(ToolFailed) as raised:
+        with fails_with(ToolFailed) as raised:
             await run
     assert isinstance(raised.value.__cause__, ToolTimeout)
 

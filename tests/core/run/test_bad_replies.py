@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import pytest
+from tests.failed_runs import fails_with
 from tests.scripted_model import ScriptedModel
 
 from holdfast import Agent, App, Reply, ToolCall, ToolResult, Usage, tool
@@ -57,6 +58,6 @@ async def test_an_unknown_tool_with_half_a_character_in_its_name_is_reported() -
 )
 async def test_negative_and_absurd_usage_is_refused(usage: Usage) -> None:
     async with App([Agent(name="a", model=ScriptedModel(Reply(text="done", usage=usage)))], "memory:") as app:
-        with pytest.raises(InvalidReply, match="usage"):
+        with fails_with(InvalidReply, match="usage"):
             await app.run("a", "go", run_id="r")
         assert (await app.get("r")).usage.total_tokens == 0

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
+from tests.failed_runs import ends_with, fails_with
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import REMOVE_DONE, REMOVE_ENDED, SimulatedHost
 
@@ -92,9 +93,9 @@ async def test_success_completes_and_nothing_is_left() -> None:
 @pytest.mark.parametrize(
     "error", [ValueError("broken"), RunKilled("stuck"), LookupError(), NotImplementedError()], ids=repr
 )
-async def test_an_error_fails_the_run_and_comes_out_as_it_is(error: Exception) -> None:
+async def test_an_error_fails_the_run_and_is_the_cause_of_what_the_caller_gets(error: Exception) -> None:
     host = SimulatedHost()
-    with pytest.raises(type(error)) as raised:
+    with fails_with(type(error)) as raised:
         await host.executor.run(agent_that_raises(error), "go")
     assert raised.value is error
     assert await host.list_records() == []
@@ -102,7 +103,7 @@ async def test_an_error_fails_the_run_and_comes_out_as_it_is(error: Exception) -
 
 async def test_a_failed_run_can_be_kept_and_resumed_by_hand_but_is_no_candidate() -> None:
     host = SimulatedHost(settings=CheckpointSettings(retention=REMOVE_DONE))
-    with pytest.raises(ValueError, match="broken"):
+    with fails_with(ValueError, match="broken"):
         await host.executor.run(agent_that_raises(ValueError("broken")), "go", run_id="r")
     [record] = await host.list_records()
     assert (record.status, record.is_interrupted, record.reason) == (RunStatus.FAILED, False, "ValueError: broken")
@@ -124,7 +125,7 @@ async def test_a_run_that_takes_too_long_is_failed() -> None:
     await clock.advance(timedelta(seconds=59))
     assert [record.status for record in await host.list_records()] == [RunStatus.RUNNING]
     await clock.advance(timedelta(seconds=1))
-    with pytest.raises(RuntimeExceeded, match="max_runtime"):
+    with fails_with(RuntimeExceeded, match="max_runtime"):
         await run
     assert await host.list_records() == []
 
@@ -212,7 +213,7 @@ async def test_a_caller_that_joined_a_run_learns_how_it_ended_and_not_that_its_c
     with pytest.raises(asyncio.CancelledError):
         await run
     if isinstance(end, Exception):
-        with pytest.raises(type(end), match=str(end)):
+        with ends_with(end):
             await joined
     else:
         result = await joined
@@ -248,7 +249,7 @@ class BrokenSource:
 
 async def test_a_failure_while_building_the_agent_fails_the_run() -> None:
     host = SimulatedHost(settings=CheckpointSettings(retention=REMOVE_DONE))
-    with pytest.raises(LookupError):
+    with fails_with(LookupError):
         await host.executor.run(BrokenSource(), "go")
     assert await host.list_records() == []
 
@@ -258,7 +259,7 @@ async def test_a_failure_while_building_the_agent_fails_the_run() -> None:
             agent_that_raises(HostStopping()), "go", run_id="r"
         )
     assert await host.get_statuses() == {"r": RunStatus.INTERRUPTED}
-    with pytest.raises(LookupError):
+    with fails_with(LookupError):
         await SimulatedHost(host.inner, settings=CheckpointSettings(retention=REMOVE_DONE)).resume(BrokenSource(), "r")
     assert await host.get_statuses() == {"r": RunStatus.FAILED}
 
@@ -282,7 +283,7 @@ def test_a_process_that_exits_from_within_a_run_leaves_it(ending: BaseException)
         hosts.append(SimulatedHost())
         await hosts[0].executor.run(agent_that_raises(ending), "go", run_id="r")
 
-    with pytest.raises(type(ending)):
+    with ends_with(ending):
         asyncio.run(main())
     [host] = hosts
     assert asyncio.run(host.get_statuses()) == {"r": RunStatus.INTERRUPTED}
@@ -377,7 +378,7 @@ async def test_an_error_while_settling_is_logged_and_does_not_mask_the_runs_own(
 ) -> None:
     host = SimulatedHost(settings=CheckpointSettings(retention=retention))
     host.store.fail("release", error)
-    with caplog.at_level(logging.ERROR), pytest.raises(ValueError, match="the run's own"):
+    with caplog.at_level(logging.ERROR), fails_with(ValueError, match="the run's own"):
         await host.executor.run(agent_that_raises(ValueError("the run's own")), "go")
     assert "could not be finalized" in caplog.text
     assert str(error) in caplog.text
@@ -386,7 +387,7 @@ async def test_an_error_while_settling_is_logged_and_does_not_mask_the_runs_own(
 async def test_a_failed_run_that_cannot_be_removed_is_not_executed_again(caplog: pytest.LogCaptureFixture) -> None:
     host = SimulatedHost()
     host.store.fail("remove", StoreFull("no room"))
-    with pytest.raises(ValueError, match="the run's own"):
+    with fails_with(ValueError, match="the run's own"):
         await host.executor.run(agent_that_raises(ValueError("the run's own")), "go", run_id="r")
     assert "run r has ended, and is removed by the next purge: no room" in caplog.text
     assert (await host.get_statuses()) == {"r": RunStatus.FAILED}
@@ -446,7 +447,7 @@ async def test_a_look_that_is_cancelled_half_way_forgets_nothing() -> None:
 async def test_what_the_store_would_not_take_at_the_end_is_settled_at_the_latest_by_a_shutdown() -> None:
     host = SimulatedHost(settings=CheckpointSettings(retention=REMOVE_DONE))
     host.store.fail("release", StoreFull("no room"))
-    with pytest.raises(ValueError, match="the run's own"):
+    with fails_with(ValueError, match="the run's own"):
         await host.executor.run(agent_that_raises(ValueError("the run's own")), "go", run_id="r")
     await host.executor.shutdown()
     assert await host.get_statuses() == {"r": RunStatus.FAILED}
@@ -458,7 +459,7 @@ async def test_an_error_whose_text_cannot_be_made_still_settles_the_run() -> Non
             raise RuntimeError("no text")
 
     host = SimulatedHost(settings=CheckpointSettings(retention=REMOVE_DONE))
-    with pytest.raises(Unspeakable):
+    with fails_with(Unspeakable):
         await host.executor.run(agent_that_raises(Unspeakable()), "go", run_id="r")
     assert await host.get_statuses() == {"r": RunStatus.FAILED}
 
@@ -466,7 +467,7 @@ async def test_an_error_whose_text_cannot_be_made_still_settles_the_run() -> Non
 @pytest.mark.parametrize("text", ["half a pair \ud800", "nul \0", "long " * 10_000], ids=repr)
 async def test_an_error_with_any_text_still_settles_the_run(text: str) -> None:
     host = SimulatedHost(settings=CheckpointSettings(retention=REMOVE_DONE))
-    with pytest.raises(ValueError, match=r"\w"):
+    with fails_with(ValueError, match=r"\w"):
         await host.executor.run(agent_that_raises(ValueError(text)), "go", run_id="r")
     [record] = await host.list_records()
     assert record.status is RunStatus.FAILED
@@ -481,7 +482,7 @@ async def test_a_tool_that_ends_the_run_on_an_error_names_it_as_the_cause() -> N
         raise LookupError("gone")
 
     host = SimulatedHost()
-    with pytest.raises(ToolFailed, match=r"fragile.*LookupError: gone") as raised:
+    with fails_with(ToolFailed, match=r"fragile.*LookupError: gone") as raised:
         await host.executor.run(
             Agent(name="a", model=ScriptedModel(tool_reply(call("c", "fragile"))), tools=[fragile]), "go"
         )

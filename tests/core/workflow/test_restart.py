@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from tests.failed_runs import fails_with
 
 from holdfast import App, Bounds, RunWaiting, Value, current_call, tool
 from holdfast.checkpoint.errors import RunConflict
@@ -146,7 +147,7 @@ async def test_the_steps_of_an_earlier_life_are_not_undone() -> None:
         return Restart("b")
 
     async with App([flow], MemoryStore()) as app:
-        with pytest.raises(LookupError):
+        with fails_with(LookupError):
             await app.run(flow, "a")
     assert MADE == ["a", "b", "undo b"]
 
@@ -179,9 +180,9 @@ async def test_arguments_that_do_not_fit_fail_the_run_and_undo_its_steps() -> No
         return Restart("one") if number else Restart(1, 2)
 
     async with App([flow], MemoryStore()) as app:
-        with pytest.raises(DefinitionError, match="Expected `int`, got `str`"):
+        with fails_with(DefinitionError, match="Expected `int`, got `str`"):
             await app.run(flow, inputs={"number": 1})
-        with pytest.raises(DefinitionError, match="too many positional arguments"):
+        with fails_with(DefinitionError, match="too many positional arguments"):
             await app.run(flow, inputs={"number": 0})
     assert MADE == ["take", "undo", "take", "undo"]
 
@@ -195,7 +196,7 @@ async def test_the_bound_on_steps_holds_for_each_life() -> None:
 
     async with App([flow], MemoryStore()) as app:
         assert (await app.run(flow, inputs={"lives": 3, "steps": 2})).steps == 8
-        with pytest.raises(StepsExceeded):
+        with fails_with(StepsExceeded):
             await app.run(flow, inputs={"lives": 3, "steps": 3})
 
 

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+from tests.failed_runs import fails_with
 from tests.simulated_host import SimulatedHost
 
 from holdfast import App, current_call, tool
@@ -335,7 +336,7 @@ async def test_equal_calls_of_two_tasks_need_a_key() -> None:
     async def clear() -> Any:
         return await asyncio.gather(pay.keyed("left")(1), pay.keyed("right")(1))
 
-    with pytest.raises(AmbiguousStep):
+    with fails_with(AmbiguousStep):
         await run(unclear)
     assert made <= 1
     made = 0
@@ -403,7 +404,7 @@ async def test_a_workflow_takes_no_more_steps_than_its_bound() -> None:
                 raise AssertionError from None
 
     async with App([flow], MemoryStore()) as app:
-        with pytest.raises(StepsExceeded):
+        with fails_with(StepsExceeded):
             await app.run(flow, run_id="r")
         details = await app.get("r")
         assert (details.status, details.steps) == (RunStatus.FAILED, 3)

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from tests.failed_runs import fails_with
 from tests.simulated_host import SimulatedHost
 
 from holdfast import App, Bounds, RunWaiting, tool, wait_for
@@ -48,7 +49,7 @@ async def test_a_failed_workflow_undoes_its_steps_in_reverse() -> None:
         await refuse()
 
     async with App([flow], MemoryStore()) as app:
-        with pytest.raises(StepFailed, match="ValueError: no"):
+        with fails_with(StepFailed, match="ValueError: no"):
             await app.run(flow, run_id="r")
         assert DONE == ["reserve a", "reserve b", "release b ticket b", "release a ticket a"]
         assert (await app.get("r")).error is not None
@@ -86,7 +87,7 @@ async def test_an_undo_that_fails_is_recorded_and_the_others_are_made(caplog: py
         raise LookupError("the end")
 
     async with App([flow], MemoryStore()) as app:
-        with pytest.raises(LookupError):
+        with fails_with(LookupError):
             await app.run(flow, run_id="r")
         assert (await app.get("r")).failed_calls == 1
     assert DONE == ["reserve a", "burn", "release a ticket a"]
@@ -122,7 +123,7 @@ async def test_a_crash_between_two_undos_repeats_none_and_the_workflow_stays_fai
         await host.executor.start(flow, RunInfo.create(flow, "", run_id="r"))
     # The undo of b was not recorded: it is repeated. That of c was, and d is never taken.
     DONE.append("crash")
-    with pytest.raises(StepFailed, match="only in the first attempt"):
+    with fails_with(StepFailed, match="only in the first attempt"):
         await SimulatedHost(store).resume(flow, "r")
     before, after = DONE[: DONE.index("crash")], DONE[DONE.index("crash") + 1 :]
     assert before[:5] == ["take a", "take b", "take c", "release c", "release b"]
@@ -242,7 +243,7 @@ async def test_a_workflow_that_reaches_its_bound_undoes_its_steps() -> None:
             await reserve(seat)
 
     async with App([flow], MemoryStore()) as app:
-        with pytest.raises(StepsExceeded):
+        with fails_with(StepsExceeded):
             await app.run(flow, run_id="r")
         assert (await app.get("r")).status is RunStatus.FAILED
     assert DONE == ["reserve a", "reserve b", "release b ticket b", "release a ticket a"]
@@ -259,7 +260,7 @@ async def test_a_tool_that_fails_the_run_undoes_its_steps() -> None:
         await fail()
 
     async with App([flow], MemoryStore()) as app:
-        with pytest.raises(ToolFailed):
+        with fails_with(ToolFailed):
             await app.run(flow, run_id="r")
     assert DONE == ["reserve a", "release a ticket a"]
 
@@ -279,7 +280,7 @@ async def test_an_undo_has_the_timeout_of_its_tool(caplog: pytest.LogCaptureFixt
         raise LookupError("the end")
 
     async with App([flow], MemoryStore()) as app:
-        with pytest.raises(LookupError):
+        with fails_with(LookupError):
             await app.run(flow, run_id="r")
         assert (await app.get("r")).failed_calls == 1
     assert DONE[1:-1] == ["undo begins"] * 4

@@ -5,6 +5,7 @@ import signal
 from datetime import timedelta
 
 import pytest
+from tests.failed_runs import fails_with
 from tests.runtime.conftest import ProcessHarness, load_records
 from tests.runtime.task_process import OffsetClock, TaskAgents
 from tests.simulated_host import REMOVE_ENDED
@@ -35,7 +36,7 @@ def store_of(harness: ProcessHarness, later: timedelta) -> SqliteStore:
 async def test_a_failed_run_is_gone_if_the_host_does_not_keep_it(harness: ProcessHarness) -> None:
     harness.set_flag("outage")
     async with harness.app(checkpoint=CheckpointSettings(retention=REMOVE_ENDED)) as app:
-        with pytest.raises(LookupError):
+        with fails_with(LookupError):
             await app.run("errand", "note ask", run_id="r")
         assert await load_records(app) == {}
 
@@ -43,7 +44,7 @@ async def test_a_failed_run_is_gone_if_the_host_does_not_keep_it(harness: Proces
 async def test_a_run_that_an_outage_ended_at_hour_three_is_resumed_by_hand(harness: ProcessHarness) -> None:
     harness.set_flag("outage")
     async with harness.app() as app:
-        with pytest.raises(LookupError):
+        with fails_with(LookupError):
             await app.run("errand", "note note ask note", run_id="r")
         kept = (await load_records(app))["r"]
         assert (kept.status, kept.reason) == (RunStatus.FAILED, "LookupError: the model is gone")

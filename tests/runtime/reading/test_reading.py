@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.cli.modules import approving
+from tests.failed_runs import fails_with
 
 from holdfast import Agent, App, Reply, Retry, RunWaiting, ToolCall, Usage, WorkerSettings, tool
 from holdfast.adapters.pydantic_ai import durable
@@ -61,7 +62,7 @@ async def test_a_finished_run_has_its_identity_its_usage_and_its_output() -> Non
 async def test_a_failed_run_has_its_error() -> None:
     async with App([failing], MemoryStore(), worker=IDLE) as app:
         await app.submit(failing, "go", run_id="r1")
-        with pytest.raises(ValueError, match="no such model"):
+        with fails_with(ValueError, match="no such model"):
             await app.resume("r1")
         run = await app.get("r1")
         assert (run.status, run.output) == (RunStatus.FAILED, None)

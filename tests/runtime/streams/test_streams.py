@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from tests.failed_runs import fails_with
 from tests.runtime.streams.watching import CountingStore, collect, get_types, look, wait_for
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.store_kinds import get_kind
@@ -292,7 +293,7 @@ async def test_a_watcher_of_a_run_that_has_ended_does_not_end_the_stream_of_the_
         return Reply(text="done")
 
     async with App([Agent(name="a", model=model)], "memory:", worker=False) as app:
-        with pytest.raises(ValueError, match="broken"):
+        with fails_with(ValueError, match="broken"):
             await app.run("a", "go", run_id="r")
         async with aclosing(app.events("r")) as early:
             await wait_for(early, lambda event: isinstance(event, StatusChanged) and event.status == "failed")

@@ -4,6 +4,7 @@ import asyncio
 from contextlib import aclosing
 
 import pytest
+from tests.failed_runs import fails_with
 from tests.scripted_model import ScriptedModel
 
 from holdfast import Agent, App, Reply
@@ -46,7 +47,7 @@ async def test_only_the_wanted_changes_are_seen(store_url: str) -> None:
         failure = asyncio.create_task(anext(failures))
         while not failure.done():  # the watch may begin to look after a run has failed
             await app.run("a", "go")
-            with pytest.raises(ValueError, match="no"):
+            with fails_with(ValueError, match="no"):
                 await app.run("broken", "go")
         event = failure.result()
         assert event == StatusChanged(run_id=event.run_id, status="failed", reason="ValueError: no")

@@ -160,7 +160,7 @@ class ChildRuns:
         if isinstance(found, ChildOutcome):
             self.usage = self.usage + found.usage
             if found.error is not None:
-                raise RunFailed(f"child run {info.run_id} failed: {found.error}")
+                raise RunFailed(info.run_id, found.error)
             return Result(run_id=info.run_id, output=loop.load_output(found.output), usage=found.usage, steps=0)
         if found is None and self._is_repeated:
             self._note_start(info)

@@ -16,7 +16,17 @@ from holdfast.concurrency import (
 )
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.agents.tool_threads import ToolThreads
-from holdfast.core.errors import ProcessExit, RunAlreadyRunning, RunCancelled, RunError, RunLost, ShuttingDown
+from holdfast.core.errors import (
+    NotDurable,
+    ProcessExit,
+    RunAlreadyRunning,
+    RunCancelled,
+    RunError,
+    RunFailed,
+    RunLost,
+    ShuttingDown,
+    format_error,
+)
 from holdfast.core.execution.attempt import Attempt, OnCancel, Services, log
 from holdfast.core.execution.lifecycle import StoredResult, execute, finalize, release_claim
 from holdfast.core.execution.native_loop import NATIVE_LOOP
@@ -29,6 +39,7 @@ from holdfast.core.redaction import Redact
 from holdfast.core.run.info import RunInfo, RunOptions
 from holdfast.core.run.prompt import Prompt
 from holdfast.core.run.result import Result
+from holdfast.core.run.status import AttemptEnd
 
 
 class Executor:
@@ -100,8 +111,8 @@ class Executor:
             on_cancel: as for `start`.
 
         Raises:
-            RunError: the run ended without an answer; the class says why. The exception of a model or a port is raised
-                as it is.
+            RunError: the run ended without an answer; the class says why. The cause of `RunFailed` is the exception
+                that ended it.
         """
         info = RunInfo.create(agent, prompt, run_id=run_id, parent_run_id=parent_run_id, inputs=inputs, **labels)
         return await self.start(agent, info, on_cancel=on_cancel)
@@ -214,7 +225,7 @@ class Executor:
             result = task.result() if error is None else None
             attempt.saver.finalize_task = run_in_background(finalize(attempt, error, result))
             await shielded(attempt.saver.finalize_task)
-            error = attempt.saver.finalize_task.result()
+            error = _make_failure(attempt, attempt.saver.finalize_task.result())
             result = result if error is None else None
         finally:
             _resolve_outcome(attempt, error, result)
@@ -314,6 +325,18 @@ async def _wait_for_task(task: "asyncio.Task[Any]", attempt: Attempt) -> asyncio
             await shielded(asyncio.wait([task]), suppress_cancel=True)
         return cancel
     return None
+
+
+def _make_failure(attempt: Attempt, error: BaseException | None) -> BaseException | None:
+    """Return `RunFailed` with `error` as its cause if the run has failed, as a later caller gets it; else `error`."""
+    if error is None or attempt.stop_state.classify_error(error) is not AttemptEnd.FAILED:
+        return error
+    was_refused = isinstance(error, RunError) and (error.is_elsewhere or isinstance(error, NotDurable))
+    if attempt.info.conversation or was_refused:  # a turn has failed; there is no run that has
+        return error
+    failed = RunFailed(attempt.info.run_id, format_error(error))
+    failed.__cause__ = error
+    return failed
 
 
 def _resolve_outcome(attempt: Attempt, error: BaseException | None, result: StoredResult | None) -> None:

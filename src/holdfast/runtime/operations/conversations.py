@@ -349,7 +349,7 @@ class Conversation(Generic[OutputT]):
             case RunStatus.CANCELLED:
                 raise RunCancelled(f"conversation {self.run_id} was cancelled")
             case RunStatus.FAILED:
-                raise RunFailed(f"conversation {self.run_id} failed: {record.reason}")
+                raise RunFailed(self.run_id, record.reason)
             case RunStatus.DONE:
                 raise ConversationClosed(self.run_id, record.status.value)
 

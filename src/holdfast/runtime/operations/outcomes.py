@@ -35,7 +35,7 @@ def read_result(stored: StoredRun, agents: Mapping[str, AgentSource]) -> Result:
     if record.status is RunStatus.CANCELLED:
         raise RunCancelled(f"run {record.run_id} was cancelled")
     if outcome is None or record.status is RunStatus.FAILED:
-        raise RunFailed(f"run {record.run_id} failed: {record.reason}")
+        raise RunFailed(record.run_id, record.reason)
     return Result(
         run_id=record.run_id,
         output=loop.load_output(outcome.output),
