@@ -6,11 +6,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 #: Name the actor and the action instead: "the caller", "another worker", "resumes", "the outcome of", "is notified",
-#: "in progress", "repeated", "the current turn", "indefinitely", "this many". A phrase may cross the end of a line.
+#: "in progress", "repeated", "the current turn", "indefinitely", "this many",
+#: "increasing delays", "in the middle of". A phrase may cross the end of a line.
 PHRASES = re.compile(
     r"\b(whoever|somebody|everybody|(?<![\"`])nobody|anybody|goes on|go on with|what became of|is told|by heart"
     r"|so long as|so many|under way|made again|asked again|the present (?:turn|one|draft|status|state)|is no strike"
-    r"|for ever|lets? go of|trouble with)\b".replace(" ", r"\s+(?:#:? |-- )?")
+    r"|for ever|lets? go of|trouble with|known dead|belongs? into|in the midst"
+    r"|growing (?:pauses|delays)|whatever crashes)\b".replace(" ", r"\s+(?:#:? |-- )?")
     # A comment on a field says what the field holds, not whose it is.
     + r"|(?-i:^\s*#:? Of )",
     re.IGNORECASE | re.MULTILINE,

@@ -32,7 +32,7 @@ class TravelModel(OpenAIServer):
 
 
 def kill_while_booking(hotel: str) -> str:
-    """Commands that kill the last job in the midst of a booking."""
+    """Commands that kill the last job in the middle of a booking."""
     return f"until grep -q 'booking {hotel}' output; do sleep 0.05; done\nkill -9 $!\nrm 'hold {hotel}'\n"
 
 

@@ -159,7 +159,7 @@ class _PartialReply:
         """Return the reply.
 
         Raises:
-            ConnectionError: the stream ended in the midst of it. Retried as any lost connection.
+            ConnectionError: the stream ended in the middle of the reply. Retried like any lost connection.
             InvalidReply: the arguments of a call are not JSON.
         """
         if not self._finished:

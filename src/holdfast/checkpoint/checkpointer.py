@@ -243,7 +243,7 @@ class StoreCheckpointer:
             self._end_write()
 
     async def _retry(self, write: Callable[[], Awaitable[None]]) -> None:
-        """Do `write`. Repeat it while the store is unavailable, with growing pauses, until `store_timeout`."""
+        """Do `write`. Repeat it while the store is unavailable, with increasing delays, until `store_timeout`."""
         await retry_while_unavailable(write, self._settings.store_timeout, self._clock)
 
     # -- the claim ----------------------------------------------------------------------------------------------

@@ -226,7 +226,7 @@ class Claims:
 
 
 async def retry_while_unavailable(work: Callable[[], Awaitable[None]], timeout: timedelta, clock: Clock) -> None:
-    """Do `work`. Repeat it while the store is unavailable, with growing pauses, until `timeout`."""
+    """Do `work`. Repeat it while the store is unavailable, with increasing delays, until `timeout`."""
     pause = _INITIAL_BACKOFF
     deadline: float | None = None
     while True:

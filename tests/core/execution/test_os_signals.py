@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 
-#: A host with one run that is in the midst of a tool. It prints the outcome as its last lines.
+#: A host with one run that is in the middle of a tool. It prints the outcome as its last lines.
 PROGRAM = textwrap.dedent(
     """
     import asyncio, sys

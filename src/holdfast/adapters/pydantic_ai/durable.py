@@ -225,7 +225,7 @@ def durable(
         deps: the agent's dependencies, or a function of `RunInfo` that makes them, sync or async, for each run and
             again at each resume. An `@asynccontextmanager` function is entered and left with the run.
         history: a function of `RunInfo` for the messages that a new run begins with. Called once per run.
-        extra_tools: holdfast tools beside the agent's own, such as `sleep`, `wait_for` and `ask_person`.
+        extra_tools: holdfast tools in addition to the agent's own, such as `sleep`, `wait_for` and `ask_person`.
         usage_limits: pydantic-ai's, over the whole run or the turn of a conversation, resumes included. Without them
             only `bounds` hold.
         options: `bounds`, `retry` of model requests, `compact` (gets the messages before a step and returns fewer, or

@@ -131,7 +131,9 @@ def ui(
     executes no queued runs. Without an App the page reads, answers and cancels.
     """
     if not _is_loopback(host) and token_file is None:
-        raise UsageError(f"--host {host} lets others connect: give a token with --token-file, and use TLS before it")
+        raise UsageError(
+            f"--host {host} lets others connect: give a token with --token-file, and use TLS in front of it"
+        )
     token = "" if token_file is None else _read_token(token_file)
     try:
         import uvicorn  # noqa: F401
