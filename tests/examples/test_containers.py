@@ -44,7 +44,7 @@ def test_a_container_has_a_read_only_root_no_capability_and_an_ordinary_user(nam
     assert int(group) > 0
 
 
-@pytest.mark.parametrize("name", SERVICES.keys() - {"migrate"})
+@pytest.mark.parametrize("name", sorted(SERVICES.keys() - {"migrate"}))
 def test_a_container_that_stays_has_a_health_check(name: str) -> None:
     assert SERVICES[name]["healthcheck"]["test"][0] == "CMD"
     assert SERVICES[name]["restart"] in ("always", "unless-stopped")
