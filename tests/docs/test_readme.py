@@ -77,3 +77,14 @@ def test_the_first_commands_work_for_a_user_of_pip() -> None:
         assert command[0] in project["scripts"]
         shown = subprocess.run([sys.executable, "-m", *command[:2], "--help"], capture_output=True, text=True)
         assert all(option in shown.stdout for option in command[2:]), shown.stderr
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "SECURITY.md"])
+def test_every_link_leads_to_a_file_or_a_heading_of_this_repository(name: str) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)\s]+)\)", (ROOT / name).read_text())
+    assert links or name == "SECURITY.md"
+    for link in links:
+        path, _, anchor = link.partition("#")
+        assert (ROOT / path).exists(), link
+        headings = re.findall(r"^#+ (.+)$", (ROOT / path).read_text(), re.MULTILINE) if anchor else []
+        assert not anchor or anchor in [re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings]
