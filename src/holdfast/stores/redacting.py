@@ -21,7 +21,7 @@ _REDACTED_FIELDS = ("prompt", "labels", "inputs")
 #: no name and no pattern of a redactor changes how a run resumes.
 _SYSTEM_FIELDS = frozenset(
     {
-        *("run_id", "call_id", "call", "tool", "step", "kind", "type", "topic", "token_hash"),
+        *("run_id", "call_id", "call", "tool", "step", "kind", "type", "topic", "tokens", "has_token"),
         *("asked_at", "expires_at", "at", "next_at", "elapsed", "attempts", "times", "not_started", "in_doubt"),
         *("turn_id", "joined", "digest", "recent_turns"),
     }

@@ -15,6 +15,7 @@ from holdfast.core.run.info import RunInfo
 from holdfast.core.run.waiting import make_secret
 
 if TYPE_CHECKING:
+    from holdfast.core.execution.call_tokens import CallTokens
     from holdfast.core.execution.step import StepContext
 
 #: Set while the native loop calls a model.
@@ -64,14 +65,15 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
     clock: Clock = SYSTEM_CLOCK
     #: For a tool that returns `Deferred`: its holder may complete the call. Unguessable.
     token: str = ""
-    #: Signs the token.
-    token_key: str = ""
+    #: Issues the token. `None`: no result can come from outside.
+    tokens: "CallTokens | None" = None
 
     @property
     def completion_token(self) -> str:
         """For a tool that returns `Deferred`: its holder may give the result with `App.complete_call`, also before."""
         if not self.token:  # made at the first use: few calls need one
-            msgspec.structs.force_setattr(self, "token", make_secret(self.token_key, self.info.run_id, self.step))
+            token = make_secret("", self.run_id, self.step) if self.tokens is None else self.tokens.issue(self)
+            msgspec.structs.force_setattr(self, "token", token)
         return f"{self.info.run_id}~{self.token}"
 
     def now(self) -> datetime:

@@ -11,6 +11,7 @@ from holdfast.core.agents.calls import NOT_EXECUTED, CallRequest, Completed, Eff
 from holdfast.core.agents.tool_context import _CURRENT_CALL, ToolContext
 from holdfast.core.errors import ProcessExit, RunParked, convert_process_exit
 from holdfast.core.execution.attempt import Attempt, log
+from holdfast.core.execution.call_tokens import CallTokens
 from holdfast.core.execution.child_runs import ChildRuns
 from holdfast.core.execution.waits import WAITING, Waits
 from holdfast.core.observer import CallEnded, CallFailed, CallInDoubt, CallStarted, StepEnded
@@ -42,6 +43,7 @@ class ToolCalls:
         self._times = times
         #: Announced calls without a result.
         self._open: dict[str, Effect] = {}
+        self._tokens = CallTokens(attempt, self._open)
         #: Announced calls that an earlier process may have started.
         self._repeated: set[str] = set()
         #: Those of them whose outcome is unknown.
@@ -57,7 +59,6 @@ class ToolCalls:
         self._has_idempotent_call = False
         #: A reply that asks for calls is not saved: the intent timer will do that.
         self._intent_pending = False
-        self._intent_saves: set[asyncio.Task[bool]] = set()
 
     async def announce(
         self, calls: Mapping[str, Effect], *, resumed: bool = False, not_started: Collection[str] = ()
@@ -89,6 +90,8 @@ class ToolCalls:
         if resumed:
             self._repeated.update(new)
             self._in_doubt.update(new.keys() - self._left.union(not_started, self._waits.undecided()))
+            if known.tokens:
+                await self._waits.end_tokens({each for each in self._in_doubt if new.get(each) is _ONCE})
         if has_once:
             once = {call_id for call_id, effect in new.items() if effect is _ONCE}
             self._not_started |= once.difference(self._in_doubt, not_started)
@@ -192,7 +195,6 @@ class ToolCalls:
         self, call_id: str, tool: str, arguments: Any, children: ChildRuns | None = None, step: int = 0
     ) -> ToolContext:
         """Return the context of a call of the current step, or of another one."""
-        checkpointer = self._attempt.saver.checkpointer
         return ToolContext(
             info=self._attempt.info,
             step=step or self._state.steps + 1,
@@ -201,7 +203,7 @@ class ToolCalls:
             arguments=arguments,
             children=children,
             clock=self._attempt.services.clock,
-            token_key="" if checkpointer is None else checkpointer.owner,
+            tokens=self._tokens,
         )
 
     def _find_wait(self, request: CallRequest, context: ToolContext) -> WaitingCall | None:
@@ -343,6 +345,9 @@ class ToolCalls:
 
     async def _resolve_in_doubt(self, request: CallRequest, context: ToolContext) -> Any:
         """Return the result of a call in doubt, or `None` if it was not executed and is to be made now."""
+        early = self._waits.resolve_early(request, context)
+        if early is not None:
+            return early
         if request.reconcile is not None:
             try:
                 found = await convert_process_exit(request.reconcile(context))
@@ -386,14 +391,7 @@ class ToolCalls:
     def save_intent(self) -> None:
         """Save the reply while its calls are running: for the intent timer."""
         self._intent_pending = False
-        task = asyncio.get_running_loop().create_task(self._attempt.saver.save(force=self._has_idempotent_call))
-        self._intent_saves.add(task)
-        task.add_done_callback(self._on_intent_saved)
-
-    def _on_intent_saved(self, task: "asyncio.Task[bool]") -> None:
-        self._intent_saves.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._attempt.stop(error)
+        self._tokens.start_save(force=self._has_idempotent_call)
 
     def _take_record(self) -> None:
         """Remember the calls of this step that an earlier process announced and did not start, and forget the record.
@@ -412,8 +410,7 @@ class ToolCalls:
         if self._intent_pending:
             self._intent_pending = False
             self._attempt.services.intent_timer.cancel(self)
-        if self._intent_saves:
-            await asyncio.gather(*self._intent_saves, return_exceptions=True)
+        await self._tokens.close()
 
 
 def _make_end_event(

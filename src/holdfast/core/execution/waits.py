@@ -1,6 +1,6 @@
 """The calls of one step that wait, and what ends each wait."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -13,8 +13,10 @@ from holdfast.core.json_value import to_json_value
 from holdfast.core.observer import CallAnswered
 from holdfast.core.run.mail import CHILD_TOPIC, Mail, MailArrived
 from holdfast.core.run.run_events import CallDecided
+from holdfast.core.run.state import StepCalls
 from holdfast.core.run.waiting import (
     ApprovalRequest,
+    CallToken,
     Decision,
     Deferred,
     RunWaiting,
@@ -22,7 +24,6 @@ from holdfast.core.run.waiting import (
     WaitingCall,
     WaitKind,
     format_denial,
-    hash_token,
     make_result_topic,
 )
 
@@ -73,7 +74,7 @@ class Waits:
         reason: str = "",
         expires_at: datetime | None = None,
         audience: str = "",
-        token_hash: str = "",
+        has_token: bool = False,
         metadata: Any = None,
         timed: bool = False,
         schema: dict[str, Any] | None = None,
@@ -93,7 +94,7 @@ class Waits:
             asked_at=self._attempt.services.clock.now(),
             expires_at=expires_at,
             audience=audience,
-            token_hash=token_hash,
+            has_token=has_token,
             timed=timed,
             schema=schema,
             approval=None if earlier is None else earlier.approval or earlier.decision,
@@ -153,16 +154,36 @@ class Waits:
     def add_deferred(self, context: ToolContext, deferred: Deferred) -> WaitingCall:
         """Record that a call waits for a result from outside."""
         expires_at = None if deferred.expires_in is None else self._attempt.services.clock.now() + deferred.expires_in
-        token_hash = hash_token(context.token)
+        state = self._attempt.state
+        if context.token:
+            state.calls = state.calls.add_token(CallToken.create(context.step, context.call_id, context.token))
         return self.add(
             context,
             "result",
-            topic=make_result_topic(token_hash) if token_hash else "",
+            topic=make_result_topic(context.step, context.call_id),
             reason=deferred.reason,
             expires_at=expires_at,
-            token_hash=token_hash,
+            has_token=state.calls.has_token(context.call_id),
             metadata=deferred.metadata,
         )
+
+    def resolve_early(self, request: CallRequest, context: ToolContext) -> Any:
+        """Return the result of a call in doubt that came before its tool returned `Deferred`; `None` if none did."""
+        topic = make_result_topic(context.step, context.call_id)
+        if not self._attempt.mailbox.has(topic) or not self._attempt.state.calls.has_token(context.call_id):
+            return None
+        return self.resolve(request, self.add(context, "result", topic=topic, has_token=True))
+
+    async def end_tokens(self, call_ids: Container[str]) -> None:
+        """Accept no more results of these calls, except those that have arrived: their outcome is decided now."""
+        mailbox = self._attempt.mailbox
+        while unused := [
+            token
+            for token in self._attempt.state.calls.tokens
+            if token.call_id in call_ids and not mailbox.has(token.topic)
+        ]:
+            calls = self._attempt.state.calls.remove_tokens({token.call_id for token in unused})
+            await self._save_unless_mail(calls, [token.topic for token in unused])
 
     def resolve(self, request: CallRequest, wait: WaitingCall) -> Any:
         """Return the result of a call that waited, `WAITING`, or `None` if the call was approved and is to be made."""
@@ -205,6 +226,9 @@ class Waits:
 
     def _set_decision(self, call: WaitingCall, decision: Decision) -> None:
         self._set(msgspec.structs.replace(call, decision=decision))
+        self._record_decision(call, decision)
+
+    def _record_decision(self, call: WaitingCall, decision: Decision) -> None:
         self._attempt.record_event(
             CallDecided(run_id=call.run_id, step=call.step, call_id=call.call_id, tool=call.tool, decision=decision)
         )
@@ -238,27 +262,41 @@ class Waits:
 
         Then the mail is put into the mailbox, and no call has the decision.
         """
-        attempt, state = self._attempt, self._attempt.state
-        calls_before, events_before = state.calls, list(state.recorded_events)
+        state = self._attempt.state
+        decided, events_before = state.calls, list(state.recorded_events)
         for call in calls:
-            self._set_decision(call, decision)
+            decided = decided.set_wait(msgspec.structs.replace(call, decision=decision))
+            self._record_decision(call, decision)
         events = [event for event in state.recorded_events if event not in events_before]
-        state.unless_mail = tuple(call.topic for call in calls)
+        is_saved = False
+        try:
+            is_saved = await self._save_unless_mail(decided, [call.topic for call in calls])
+        finally:
+            if not is_saved and state.calls is not decided:  # otherwise the run was stopped after the write
+                state.recorded_events[:] = [event for event in state.recorded_events if event not in events]
+        for call in calls if is_saved else ():
+            self._attempt.observers.emit(CallAnswered(call=call, decision=decision))
+
+    async def _save_unless_mail(self, calls: StepCalls, topics: Sequence[str]) -> bool:
+        """Save these calls, in a write that fails if mail of a topic has arrived.
+
+        Then the mail is put into the mailbox, the calls are as before, and this returns False.
+        """
+        attempt, state = self._attempt, self._attempt.state
+        before, state.calls, state.unless_mail = state.calls, calls, tuple(topics)
         try:
             await attempt.saver.save(must_succeed=True)
         except BaseException as exc:
             if state.unless_mail:  # it was not written
-                state.calls, state.unless_mail = calls_before, ()
-                state.recorded_events[:] = [event for event in state.recorded_events if event not in events]
+                state.calls, state.unless_mail = before, ()
             if not isinstance(exc, MailArrived):
                 raise
             attempt.mailbox.deliver(exc.mail)
-            if not any(map(self._has_mail, calls)):
+            if not any(map(attempt.mailbox.has, topics)):
                 raise
-            return
+            return False
         state.unless_mail = ()
-        for call in calls:
-            attempt.observers.emit(CallAnswered(call=call, decision=decision))
+        return True
 
     def end_child_wait(self, call: WaitingCall) -> WaitingCall | None:
         """Forget that child runs of a call wait: it is repeated. Return its approval, if it had one."""

@@ -159,10 +159,7 @@ class RetryScheduled(RunEvent, frozen=True, kw_only=True, tag="retry"):
 
 
 class CallsWaiting(RunEvent, frozen=True, kw_only=True, tag="waiting"):
-    """The run waits for these calls: an approval, an answer, a signal, a time, a result or a child run.
-
-    The calls have no `token_hash`: a watcher need not be the one who may complete them.
-    """
+    """The run waits for these calls: an approval, an answer, a signal, a time, a result or a child run."""
 
     calls: tuple[WaitingCall, ...]
 

@@ -1,6 +1,6 @@
 """The state of a run: history, phases, results, usage; and the times of its steps."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, overload
@@ -10,7 +10,7 @@ import msgspec
 from holdfast.clock import Clock
 from holdfast.core.run.messages import NATIVE_CODEC, NO_USAGE, MessageCodec, Usage
 from holdfast.core.run.turns import NO_TOTALS, Totals, TurnInput, TurnRecord
-from holdfast.core.run.waiting import Decision, WaitingCall
+from holdfast.core.run.waiting import CallToken, Decision, WaitingCall
 
 
 class History(Sequence[Any]):
@@ -98,6 +98,8 @@ class StepCalls(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     not_started: tuple[str, ...] = ()
     #: Calls in doubt that a person has to resolve. The run is parked.
     in_doubt: tuple[str, ...] = ()
+    #: Their holders may give the results of calls, also before the tools have returned `Deferred`.
+    tokens: tuple[CallToken, ...] = ()
 
     def set_wait(self, call: WaitingCall) -> "StepCalls":
         return msgspec.structs.replace(self, waits={**self.waits, call.call_id: call})
@@ -111,9 +113,18 @@ class StepCalls(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         known = self.remove_wait(call_id)
         in_doubt = tuple(each for each in self.in_doubt if each != call_id)
         not_started = tuple(each for each in self.not_started if each != call_id)
-        if not (known.waits or in_doubt or not_started):
-            return NO_CALLS
-        return msgspec.structs.replace(known, in_doubt=in_doubt, not_started=not_started)
+        known = msgspec.structs.replace(known, in_doubt=in_doubt, not_started=not_started).remove_tokens({call_id})
+        return NO_CALLS if known == NO_CALLS else known
+
+    def add_token(self, token: CallToken) -> "StepCalls":
+        return self if token in self.tokens else msgspec.structs.replace(self, tokens=(*self.tokens, token))
+
+    def remove_tokens(self, call_ids: Container[str]) -> "StepCalls":
+        return msgspec.structs.replace(self, tokens=tuple(each for each in self.tokens if each.call_id not in call_ids))
+
+    def has_token(self, call_id: str) -> bool:
+        """Whether the result of this call may come before its tool has returned `Deferred`."""
+        return any(token.call_id == call_id for token in self.tokens)
 
     @property
     def undecided(self) -> tuple[WaitingCall, ...]:

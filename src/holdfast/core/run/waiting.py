@@ -104,14 +104,31 @@ def _sign(key: str, run_id: str, secret: str) -> str:
     return hmac.new(key.encode(), f"{run_id}~{secret}".encode(errors="replace"), hashlib.sha256).hexdigest()[:32]
 
 
-def make_result_topic(token_hash: str) -> str:
-    """Return the topic of the result of a call with a completion token. Known before the call waits."""
-    return f"answer:{token_hash}"
+def make_result_topic(step: int, call_id: str) -> str:
+    """Return the topic of the result of a call whose tool returns `Deferred`. The same in every attempt."""
+    return f"answer:result:{step}:{call_id}"
 
 
 def hash_token(secret: str) -> str:
     """Return what is stored of the secret of a completion token. Empty for no secret."""
     return hashlib.sha256(secret.encode(errors="replace")).hexdigest() if secret else ""
+
+
+class CallToken(msgspec.Struct, frozen=True, kw_only=True):
+    """A completion token that the tool of a call has asked for. A repeated call may have several; all are valid."""
+
+    call_id: str
+    #: The topic of the result.
+    topic: str
+    #: A hash of the secret. The secret itself is not stored.
+    token_hash: str
+
+    @classmethod
+    def create(cls, step: int, call_id: str, secret: str) -> "CallToken":
+        return cls(call_id=call_id, topic=make_result_topic(step, call_id), token_hash=hash_token(secret))
+
+    def is_of(self, secret: str) -> bool:
+        return hmac.compare_digest(self.token_hash, hash_token(secret))
 
 
 class Deferred(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,8 +163,8 @@ class WaitingCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     expires_at: datetime | None = None
     #: Who may decide: a label that the host checks.
     audience: str = ""
-    #: With `result`: a hash of the secret whose holder may give the result. The secret itself is not stored.
-    token_hash: str = ""
+    #: With `result`: the holder of a completion token may give the result.
+    has_token: bool = False
     #: With `child`: the child runs of the call wait for a time only.
     timed: bool = False
     #: The answer, once the run has read it.
@@ -163,7 +180,7 @@ class WaitingCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     @property
     def needs_answer(self) -> bool:
         """Whether only `App.answer` ends the wait: by a person, or by the code that makes an external call."""
-        return self.kind in PERSON_KINDS or (self.kind == "result" and not self.token_hash)
+        return self.kind in PERSON_KINDS or (self.kind == "result" and not self.has_token)
 
     @property
     def is_recorded(self) -> bool:

@@ -1,6 +1,5 @@
 """Sends mail to runs from any process: messages, signals, and answers to calls that wait."""
 
-import hmac
 from collections.abc import Collection
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -9,7 +8,7 @@ from typing import Any
 import msgspec
 
 from holdfast.checkpoint.codec import decode
-from holdfast.checkpoint.errors import CheckpointError, RunEnded, RunNotFound
+from holdfast.checkpoint.errors import CheckpointError, RunEnded, RunNotFound, StoreUnavailable
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import Mail, Receipt, RunFilter, RunRecord, RunStatus
 from holdfast.checkpoint.store import END, RunStore, get_record, iter_runs
@@ -26,8 +25,6 @@ from holdfast.core.run.waiting import (
     Deny,
     Value,
     WaitingCall,
-    hash_token,
-    make_result_topic,
     read_signed_step,
 )
 from holdfast.ids import make_id
@@ -36,6 +33,9 @@ from holdfast.ids import make_id
 MAX_MAIL_BYTES = 4 * 1024 * 1024
 #: Characters of the name of a signal.
 _MAX_NAME = 200
+
+#: The pauses in seconds while a worker records the token of a call: 12 s in all.
+_TOKEN_PAUSES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 4.0)
 
 _UNFINISHED = frozenset({RunStatus.WAITING, RunStatus.RUNNING, RunStatus.INTERRUPTED})
 
@@ -100,7 +100,7 @@ class Mailer:
         _check_answer(call, answer)
         if digest is not None and digest != call.digest:
             raise NotWaiting(f"run {run_id}: the call {call_id} that was shown waits no more: this one is another")
-        await self._post_decision(run_id, call_id, call.topic, answer.to_decision(by, via), has_waited=True)
+        await self._post_decision(run_id, call_id, call.topic, answer.to_decision(by, via))
 
     async def complete_call(self, token: str, result: Any) -> str:
         """Give the result of a call whose tool returns `Deferred`, or has returned it. Return the id of its run.
@@ -109,25 +109,40 @@ class Mailer:
             NotWaiting: the token is not valid, or the wait is over. AlreadyAnswered: there is a result already.
         """
         run_id, _, secret = token.rpartition("~") if isinstance(token, str) else ("", "", "")
-        record = None if len(secret) < TOKEN_LENGTH else await self._get_record(run_id)
-        if record is None or not self._is_result_wanted(record, secret):
+        topic = "" if len(secret) < TOKEN_LENGTH else await self._find_topic(run_id, secret)
+        if not topic:
             raise NotWaiting("no call waits for this token: it is not valid, or the call has its result")
-        topic = make_result_topic(hash_token(secret))
-        has_waited = any(call.topic == topic for call in _read_record_waits(record))
-        await self._post_decision(run_id, "", topic, Value(result).to_decision("", "token"), has_waited=has_waited)
+        await self._post_decision(run_id, "", topic, Value(result).to_decision("", "token"))
         return run_id
 
-    def _is_result_wanted(self, record: RunRecord, secret: str) -> bool:
-        """Whether the call of this token waits, or its tool is being called now, so that it may wait later."""
-        progress = decode(record.progress, Progress)
-        for call in progress.calls.waits.values():
-            if call.token_hash and hmac.compare_digest(call.token_hash, hash_token(secret)):
-                _check_expiry(call, self._clock.now())
-                return call.decision is None
-        if record.status is not RunStatus.RUNNING or record.owner is None:
-            return False
-        step = read_signed_step(record.owner, record.run_id, secret)
-        return step is not None and step > progress.steps
+    async def _find_topic(self, run_id: str, secret: str) -> str:
+        """Return the topic of the result of the call with this token; empty if no call has it.
+
+        The worker that executes the run may be about to record the token: that is waited for. Once it is recorded, a
+        later attempt finds the result too.
+
+        Raises:
+            StoreUnavailable: it was not recorded in time.
+        """
+        for pause in _TOKEN_PAUSES:
+            record = await self._get_record(run_id)
+            if record is None:
+                return ""
+            progress = decode(record.progress, Progress)
+            token = next((each for each in progress.calls.tokens if each.is_of(secret)), None)
+            if token is not None:
+                wait = progress.calls.waits.get(token.call_id)
+                if wait is None or wait.topic != token.topic:
+                    return token.topic  # its tool has not returned
+                _check_expiry(wait, self._clock.now())
+                return token.topic if wait.decision is None else ""
+            if record.status is not RunStatus.RUNNING or record.owner is None:
+                return ""
+            step = read_signed_step(record.owner, run_id, secret)
+            if step is None or step <= progress.steps:
+                return ""
+            await self._clock.sleep(timedelta(seconds=pause))
+        raise StoreUnavailable(f"run {run_id} has not recorded this token yet: give the result again later")
 
     async def list_pending(
         self,
@@ -179,16 +194,14 @@ class Mailer:
         except CheckpointError:
             return None
 
-    async def _post_decision(
-        self, run_id: str, call_id: str, topic: str, decision: Decision, *, has_waited: bool
-    ) -> None:
+    async def _post_decision(self, run_id: str, call_id: str, topic: str, decision: Decision) -> None:
         body = check_size(msgspec.json.encode(decision))
         receipt = await self._store.post(run_id, Mail(mail_id=topic, topic=topic, body=body))
         # Also for a second answer: the process that gave the first may have died before this.
         await self._wake_parents(run_id)
         if not receipt.is_new:
             raise AlreadyAnswered(run_id, call_id, _read_first(receipt))
-        if has_waited and await self._has_expired(run_id, topic):
+        if await self._has_expired(run_id, topic):
             raise NotWaiting(f"run {run_id}: the wait of this call has expired meanwhile: the answer is not used")
 
     async def _has_expired(self, run_id: str, topic: str) -> bool:
@@ -197,9 +210,12 @@ class Mailer:
             stored = await self._store.load(run_id, after=END)
         except RunNotFound:  # removed meanwhile
             return False
-        for call in decode(stored.record.progress, Progress).calls.waits.values():
+        calls = decode(stored.record.progress, Progress).calls
+        for call in calls.waits.values():
             if call.topic == topic:
                 return call.decision is not None and call.decision.kind == "expire"
+        if any(token.topic == topic for token in calls.tokens):
+            return False
         return any(mail.topic == topic for mail in stored.mail)  # the step has ended without it
 
     async def _post(self, run_id: str, topic: str, body: bytes, mail_id: str | None) -> str:

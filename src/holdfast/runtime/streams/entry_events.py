@@ -202,9 +202,7 @@ def describe_present(record: RunRecord) -> tuple[Event, ...]:
     if status is RunStatus.RUNNING:
         events.append(StepStarted(run_id=run_id, step=_read_steps(record) + 1))
     elif status is RunStatus.WAITING:
-        # Watchers need not know which calls have a token.
-        calls = tuple(msgspec.structs.replace(call, token_hash="") for call in read_record_waits(record))
-        events.append(CallsWaiting(run_id=run_id, calls=calls))
+        events.append(CallsWaiting(run_id=run_id, calls=tuple(read_record_waits(record))))
     return tuple(events)
 
 

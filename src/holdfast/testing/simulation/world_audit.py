@@ -128,15 +128,8 @@ class WorldAudit:
             check = getattr(self, f"_check_{kind}", None)
             if run_id not in self.statuses and kind != "cancel":  # a run that is not stored yet can be cancelled too
                 self.report(f"{kind} of run {run_id} was acknowledged, and the run is not in the store")
-            elif check is not None and self.statuses.get(run_id) == "done" and not self._is_superseded(run_id, what):
+            elif check is not None and self.statuses.get(run_id) == "done":
                 check(run_id, what)
-
-    def _is_superseded(self, run_id: str, call_id: Any) -> bool:
-        """Whether the call was in doubt: its process died after the result came and before its tool returned.
-
-        Such a result, which comes before the tool has returned `Deferred`, is acknowledged and has no effect.
-        """
-        return str(self._get_result(run_id, call_id)).startswith("Unknown outcome")
 
     def _check_send(self, run_id: str, text: str) -> None:
         heard, ever = self._ledger.heard.get(run_id, []), self._ledger.ever_heard[run_id]
@@ -145,8 +138,11 @@ class WorldAudit:
             self.report(f"message {text} was acknowledged, and the model of {run_id} heard it {count} times")
 
     def _check_approve(self, run_id: str, call_id: str) -> None:
-        if not any(each.run_id == run_id and each.call_id == call_id for each in self._ledger.begun):
-            self.report(f"call {call_id} of {run_id} was approved, and never made: {self._get_result(run_id, call_id)}")
+        result = self._get_result(run_id, call_id)
+        # An approved call counts as started once its answer is consumed: it is in doubt if its process dies then.
+        is_begun = any(each.run_id == run_id and each.call_id == call_id for each in self._ledger.begun)
+        if not is_begun and not str(result).startswith("Unknown outcome"):
+            self.report(f"call {call_id} of {run_id} was approved, and never made: {result}")
 
     def _check_deny(self, run_id: str, call_id: str) -> None:
         if any(each.run_id == run_id and each.call_id == call_id for each in self._ledger.begun):

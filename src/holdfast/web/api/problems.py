@@ -5,7 +5,6 @@ import re
 from collections.abc import Mapping
 from http import HTTPStatus
 
-import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -95,9 +94,7 @@ async def respond_to_error(request: Request, error: Exception) -> Response:
     if isinstance(error, NotAuthenticated):
         headers = {"www-authenticate": "Bearer"}
     detail = _SERVER_DETAILS.get(status, format_error(error))
-    calls: tuple[WaitingCall, ...] = ()
-    if isinstance(error, RunWaiting):
-        calls = tuple(msgspec.structs.replace(call, token_hash="") for call in error.calls)
+    calls = error.calls if isinstance(error, RunWaiting) else ()
     return make_problem(status, detail, kind=type(error).__name__, headers=headers, calls=calls)
 
 
