@@ -81,6 +81,7 @@ class _PydanticAIMessage(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: Literal["request", "response"]
     parts: list[_Part]
+    model_name: str | None = None
     metadata: dict[str, Any] | None = None
 
 
@@ -114,7 +115,7 @@ def _read_response(message: _PydanticAIMessage) -> Iterator[ReadableMessage]:
             results.append(_read_result(part))
         elif part.part_kind in ("text", "file"):
             texts.append(_format_content(part.content))
-    yield Reply(text="".join(texts), tool_calls=calls)
+    yield Reply(text="".join(texts), tool_calls=calls, model=message.model_name or "")
     yield from results
 
 

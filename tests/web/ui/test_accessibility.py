@@ -25,6 +25,8 @@ def paths(server: UIServer) -> list[str]:
     server.call(store_parked_run(server.app.store, "axe-doubt"))
     server.call(store_parked_run(server.app.store, "axe-parked", in_doubt=(), reason="poison"))
     server.submit("book_trip", "", "axe-trip", inputs={"city": "Lisbon", "nights": 3})
+    server.call(server.app.conversation("clerk", "axe").post("Pay ann."))
+    server.wait_for("chat:clerk:axe", "waiting")
     server.wait_for("axe-trip", "waiting")
     server.wait_for("axe-pay", "waiting")
     server.wait_for("axe-ask", "waiting")
@@ -42,6 +44,8 @@ def paths(server: UIServer) -> list[str]:
         "/runs/axe-read",
         "/runs/axe-read?q=page",
         "/runs/axe-read/fork/1",
+        "/conversations",
+        "/conversations/chat:clerk:axe",
         "/runs/axe-trip",
         "/runs/axe-trip?show=list",
         "/runs/axe-doubt",

@@ -112,8 +112,9 @@ class TranscriptItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     seq: int
     kind: ItemKind
     text: str = ""
-    #: The calls that a reply asks for.
+    #: The calls that a reply asks for, and the model that has replied; empty if it is not known.
     calls: list[CallRecord] = []
+    model: str = ""
     #: The call that a result or a resolution answers, the tool, and whether it is an error.
     call_id: str = ""
     tool: str = ""
@@ -234,6 +235,7 @@ class Transcript:
                     kind="reply",
                     text=message.text,
                     calls=[self._record_call(each) for each in message.tool_calls],
+                    model=message.model,
                 )
             case ToolResult() | Resolution():
                 self._record_result(message.call_id, message.content, error=message.error)

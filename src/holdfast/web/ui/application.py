@@ -14,7 +14,16 @@ from holdfast.app import App
 from holdfast.web.auth import Authorize, Scope
 from holdfast.web.errors import NotAuthenticated, RequestError
 from holdfast.web.security import LinkLogin, WebApplication
-from holdfast.web.ui.pages import agents_page, bulk_page, compare_page, fleet_page, inbox_page, new_run_page, runs_page
+from holdfast.web.ui.pages import (
+    agents_page,
+    bulk_page,
+    compare_page,
+    conversation_page,
+    fleet_page,
+    inbox_page,
+    new_run_page,
+    runs_page,
+)
 from holdfast.web.ui.run_view import actions, fork_form, run_export, run_page, run_stream
 from holdfast.web.ui.site import Handler, Site, make_endpoint
 
@@ -76,6 +85,11 @@ _ROUTES: tuple[tuple[str, str, Handler, Scope], ...] = (
     ("POST", "/inbox/approve", inbox_page.approve, "answer"),
     ("GET", "/bulk", bulk_page.preview, "control"),
     ("POST", "/bulk", bulk_page.apply, "control"),
+    ("GET", "/conversations", conversation_page.show_conversations, "read"),
+    ("POST", "/conversations", conversation_page.begin_conversation, "start"),
+    ("GET", "/conversations/{run_id}", conversation_page.show_conversation, "read"),
+    ("GET", "/live/conversations", conversation_page.stream_conversations, "read"),
+    ("GET", "/live/conversations/{run_id}", conversation_page.stream_conversation, "read"),
     ("GET", "/agents", agents_page.show_agents, "read"),
     ("GET", "/fleet", fleet_page.show_fleet, "read"),
     ("POST", "/fleet/run-job", fleet_page.run_job, "start"),

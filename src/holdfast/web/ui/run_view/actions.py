@@ -18,6 +18,7 @@ from holdfast.core.errors import DefinitionError
 from holdfast.core.json_schema import find_mismatch
 from holdfast.core.run.waiting import Answer, Approve, Deny, Value
 from holdfast.root_error import HoldfastError
+from holdfast.runtime.operations.conversations import When
 from holdfast.runtime.operations.mailing import MAX_MAIL_BYTES, NotWaiting
 from holdfast.runtime.reading.run_summary import summarize_run
 from holdfast.runtime.reading.transcript import read_record_waits
@@ -52,6 +53,8 @@ _log = logging.getLogger("holdfast.web")
 
 #: A resume that is refused says so within this time; after it the run executes.
 _REFUSAL_TIMEOUT = 0.5
+#: What may happen to a message that arrives during a turn.
+_WHEN: dict[str, When] = {"queue": "queue", "steer": "steer", "interrupt": "interrupt"}
 #: How an answer of the page is recorded.
 VIA = "web"
 
@@ -71,7 +74,7 @@ async def answer(site: Site, request: Request) -> Response:
         decision, said = _read_answer(form)
     by = get_principal(request).caller_id or "local"
     await site.app.answer(record.run_id, call_id, decision, by=by, via=VIA, digest=form.get("digest", ""))
-    return redirect(request, "/inbox" if form.get("back") == "inbox" else f"/runs/{record.run_id}", said)
+    return redirect(request, get_back_path(form, record.run_id), said)
 
 
 def render_task(site: Site, request: Request, task: WaitingTask, status: int = 200) -> Response:
@@ -166,7 +169,7 @@ async def unpark(site: Site, request: Request) -> Response:
                 given[call_id] = NOT_EXECUTED
     by = get_principal(request).caller_id or "local"
     await site.app.unpark(record.run_id, given, by=by, via=VIA)
-    return redirect(request, "/inbox" if form.get("back") == "inbox" else f"/runs/{record.run_id}", "unparked")
+    return redirect(request, get_back_path(form, record.run_id), "unparked")
 
 
 async def resume(site: Site, request: Request) -> Response:
@@ -199,10 +202,19 @@ async def send(site: Site, request: Request) -> Response:
         raise DefinitionError("the message is empty: write some text")
     key = summarize_run(record).conversation
     if key:
-        await site.app.conversation(record.agent_name, key).post(text)
+        when = _WHEN.get(form.get("when", "queue"))
+        if when is None:
+            raise DefinitionError(f"when is {form['when']!r:.40}: use {', '.join(_WHEN)}")
+        await site.app.conversation(record.agent_name, key).post(text, when=when)
     else:
         await site.app.send(record.run_id, text)
-    return redirect(request, f"/runs/{record.run_id}", "sent")
+    return redirect(request, get_back_path(form, record.run_id), "sent")
+
+
+def get_back_path(form: dict[str, str], run_id: str) -> str:
+    """Return the page that sent the form."""
+    places = {"inbox": "/inbox", "conversation": f"/conversations/{run_id}"}
+    return places.get(form.get("back", ""), f"/runs/{run_id}")
 
 
 def redirect(request: Request, path: str, said: str) -> Response:

@@ -89,6 +89,10 @@ class Part(msgspec.Struct, kw_only=True):
     calls: list[CallView] = []
     #: The tool of a result whose call is not shown, or the name of a phase.
     name: str = ""
+    #: When a turn began.
+    at: datetime | None = None
+    #: The model that has replied; empty if it is not known.
+    model: str = ""
 
 
 class StepView(msgspec.Struct, kw_only=True):
@@ -270,13 +274,13 @@ class _Builder:
                     CallView(call=call, arguments=each) for call, each in zip(item.calls, contents[1:], strict=True)
                 ]
                 self._calls.update((view.call.call_id, view) for view in calls)
-                self._parts.append(Part(kind="reply", content=contents[0], calls=calls))
+                self._parts.append(Part(kind="reply", content=contents[0], calls=calls, model=item.model))
             case "result" | "resolution":
                 self._add_result(item, contents[0])
             case "phase":
                 self._parts.append(Part(kind="phase", content=contents[0], name=item.text))
             case "input":
-                self._parts.append(Part(kind="turn", name=str(item.step)))
+                self._parts.append(Part(kind="turn", name=str(item.step), at=item.at))
             case "turn" if item.error and item.text:
                 self._parts.append(Part(kind="error", content=contents[0]))
             case "outcome" if item.error or not self._is_last_reply(contents[0]):

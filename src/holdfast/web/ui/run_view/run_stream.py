@@ -1,6 +1,7 @@
 """Live updates of the page of one run: its head, its new steps, and the text of the reply in progress."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any
@@ -42,11 +43,24 @@ async def stream_run(site: Site, request: Request) -> Response:
     """Send what has changed since the page was rendered. The steps up to the entry `after` no longer change."""
     record = await site.get_record(request)
     updates = RunUpdates(site, request, after=read_number(request.query_params.get("after"), default=-1))
-    frames = _generate(updates, record, RunChanges(site.app, record))
+    frames = generate_updates(updates, record, RunChanges(site.app, record))
     return EventStreamResponse(frames, expires_at=get_principal(request).expires_at)
 
 
-async def _generate(updates: "RunUpdates", record: RunRecord, changes: "RunChanges") -> AsyncGenerator[bytes]:
+class LiveUpdates(ABC):
+    """Renders what has changed of one run, for one reader."""
+
+    @abstractmethod
+    async def begin(self, record: RunRecord) -> str:
+        """Return the whole part that changes."""
+
+    @abstractmethod
+    async def render(self, changes: "RunChanges") -> str:
+        """Return what has changed, as parts with their targets."""
+
+
+async def generate_updates(updates: LiveUpdates, record: RunRecord, changes: "RunChanges") -> AsyncGenerator[bytes]:
+    """Yield a frame whenever something has changed, until the run is gone."""
     collecting = asyncio.create_task(changes.collect())
     try:
         yield encode_html(await updates.begin(record))
@@ -97,7 +111,7 @@ class RunChanges:
             self._changed.clear()
 
 
-class RunUpdates:
+class RunUpdates(LiveUpdates):
     """What one reader has, so that only changes are sent. After the first update each one reads the store once."""
 
     def __init__(self, site: Site, request: Request, *, after: int) -> None:

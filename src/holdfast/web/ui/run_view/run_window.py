@@ -14,6 +14,7 @@ from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import RunRecord, StoredRun
 from holdfast.checkpoint.store import RunStore
 from holdfast.core.errors import DefinitionError
+from holdfast.core.run.mail import Mail
 from holdfast.core.workflow.workflow_loop import WORKFLOW_LOOP_NAME
 from holdfast.runtime.reading.formatting import cut_text, format_value
 from holdfast.runtime.reading.transcript import Transcript, get_loop_name
@@ -39,6 +40,8 @@ class TranscriptWindow(msgspec.Struct, frozen=True, kw_only=True):
     later: int | None = None
     #: The topics of mail that the run has not read: a call that waits for one of them is answered.
     answered: frozenset[str] = frozenset()
+    #: The mail that the run has not read.
+    mail: Sequence[Mail] = ()
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -79,6 +82,7 @@ async def read_window(
         earlier=steps.steps[0].first_seq if has_earlier else None,
         later=None if is_end else end + size - size // 10,
         answered=frozenset(mail.topic for mail in stored.mail),
+        mail=stored.mail,
     )
 
 

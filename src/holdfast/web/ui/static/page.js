@@ -37,7 +37,7 @@ function isTyping(target) {
 
 // `data-key` on a control: the key that presses or focuses it. Inside `.task` it acts on the selected task.
 function onKey(event) {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing && event.target.matches(".send textarea")) {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing && event.target.matches(".send textarea, .composer textarea")) {
     event.preventDefault();
     return event.target.form.requestSubmit();
   }
