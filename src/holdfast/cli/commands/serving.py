@@ -28,6 +28,7 @@ from holdfast.cli.run_session import report_force_quit, run_app
 from holdfast.config import WorkerSettings
 from holdfast.core.log import LIFECYCLE_LOG
 from holdfast.runtime.status_server import CONTENT_TYPE, StatusResponse, StatusServer
+from holdfast.web.kill_switch import KillSwitch
 
 if TYPE_CHECKING:
     from holdfast.mcp.server import Change
@@ -170,14 +171,15 @@ async def serve_ui(
     *,
     host: str = "127.0.0.1",
     token: str = "",
+    kill_switch: KillSwitch | None = None,
 ) -> None:
     """Serve the page of `app` until a signal arrives, or `beside`, which runs meanwhile, fails."""
     from holdfast.web.security import LinkLogin
     from holdfast.web.server import serve_locally
-    from holdfast.web.ui import make_ui
+    from holdfast.web.ui.application import build_ui
 
     login = LinkLogin(token)
-    async with app, serve_locally(make_ui(app, login=login), port, host=host) as url:
+    async with app, serve_locally(build_ui(app, login=login, kill_switch=kill_switch), port, host=host) as url:
         # A token that the user has chosen stays in its file.
         print(f"{url}/login?token=TOKEN" if token else url + login.path, flush=True)
         print_diagnostic("open this link; stop with Ctrl-C")

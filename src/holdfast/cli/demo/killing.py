@@ -327,10 +327,13 @@ def demo(
 async def _serve_fleet(store: str) -> None:
     """Serve the page. The runs are executed by processes of their own, which are killed one after the other."""
 
+    app = build_fleet(store, take_runs=False)
+    fleet = KilledFleet(app, store)
+
     async def work(app: App) -> None:
         await add_jobs(app.schedule)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(keep_submitting(app))
-            tasks.create_task(KilledFleet(app, store).run())
+            tasks.create_task(fleet.run())
 
-    await serve_ui(build_fleet(store, take_runs=False), 0, work)
+    await serve_ui(app, 0, work, kill_switch=fleet.switch)

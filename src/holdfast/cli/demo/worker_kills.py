@@ -17,6 +17,7 @@ from holdfast.cli.demo.sample_fleet import INCIDENT_AGENT, build_fleet
 from holdfast.core.errors import RunError
 from holdfast.root_error import HoldfastError
 from holdfast.runtime.reading.run_summary import summarize_run
+from holdfast.web.kill_switch import KillSwitch
 
 #: Seconds between two kills.
 KILL_INTERVAL = 30.0
@@ -34,6 +35,8 @@ class KilledFleet:
         self._app, self._store_url, self._kill_interval = app, store_url, kill_interval
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._started = count()
+        #: A visitor need not wait for the next kill.
+        self.switch = KillSwitch()
 
     @property
     def _store(self) -> RunStore:
@@ -78,8 +81,12 @@ class KilledFleet:
 
     async def _keep_killing(self) -> None:
         for number in count(1):
-            await asyncio.sleep(self._kill_interval)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._kill_interval):
+                    await self.switch.asked.wait()
             report = await self._kill_worker()
+            self.switch.asked.clear()
+            self.switch.report = report or self.switch.report
             await self._start_worker()
             if report:
                 await self._app.submit(INCIDENT_AGENT, report, run_id=f"incident-{number:03}", caller_id="demo")

@@ -13,6 +13,7 @@ from starlette.types import Scope as ConnectionScope
 from holdfast.app import App
 from holdfast.web.auth import Authorize, Scope
 from holdfast.web.errors import NotAuthenticated, RequestError
+from holdfast.web.kill_switch import KillSwitch
 from holdfast.web.security import LinkLogin, WebApplication
 from holdfast.web.ui.pages import (
     agents_page,
@@ -49,10 +50,23 @@ def make_ui(
         DefinitionError: the App has no store.
     """
 
-    site = Site(app, login.authorize if login is not None else authorize)
+    return build_ui(app, authorize=authorize, login=login)
+
+
+def build_ui(
+    app: App,
+    *,
+    authorize: Authorize | None = None,
+    login: LinkLogin | None = None,
+    kill_switch: KillSwitch | None = None,
+) -> Starlette:
+    """As `make_ui`. With a switch, which the demo gives, the list of runs has a button that kills a worker."""
+    site = Site(app, login.authorize if login is not None else authorize, kill_switch)
     routes: list[BaseRoute] = [
         Route(path, make_endpoint(site, handler, scope), methods=[method]) for method, path, handler, scope in _ROUTES
     ]
+    if kill_switch is not None:
+        routes.append(Route("/demo/kill", make_endpoint(site, runs_page.kill_worker, "control"), methods=["POST"]))
     if login is not None:
         routes.append(Route("/login", _make_login_endpoint(site, login), methods=["GET"]))
     routes.append(Mount("/static", _CachedFiles(directory=_STATIC)))

@@ -20,6 +20,7 @@ from holdfast.runtime.reading.formatting import utc_now
 from holdfast.runtime.reading.run_summary import format_times
 from holdfast.web.api.problems import format_error, get_status
 from holdfast.web.auth import Authorize, Principal, Scope, authenticate, find_visible
+from holdfast.web.kill_switch import KillSwitch
 from holdfast.web.ui.content import show_age, show_time
 from holdfast.web.ui.json_tree import show_document, show_json
 from holdfast.web.ui.markdown import show_text
@@ -70,10 +71,10 @@ _TITLES = {401: "Not signed in", 403: "Not permitted", 404: "Not found", 409: "N
 class Site:
     """The App, its store and the templates."""
 
-    def __init__(self, app: App, authorize: Authorize | None) -> None:
+    def __init__(self, app: App, authorize: Authorize | None, kill_switch: KillSwitch | None = None) -> None:
         if app.store is None:
             raise DefinitionError("this App has no store, so there are no runs to show: give it one")
-        self.app, self.authorize = app, authorize
+        self.app, self.authorize, self.kill_switch = app, authorize, kill_switch
         self.store: RunStore = app.store
         self._templates = make_environment()
         self._version = metadata.version("holdfast")
@@ -86,6 +87,7 @@ class Site:
         """Return the text of a template. `base` is the path under which the site is mounted."""
         base = request.scope.get("root_path", "").rstrip("/")
         shared = {"base": base, "now": utc_now(), "version": self._version, "app": self.app, "pending_count": None}
+        shared["kill_switch"] = self.kill_switch
         return self._templates.get_template(template).render(**(shared | context))
 
     async def get_record(self, request: Request) -> RunRecord:

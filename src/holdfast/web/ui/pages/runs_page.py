@@ -24,7 +24,7 @@ from holdfast.web.auth import Principal, list_visible, restrict
 from holdfast.web.ui.live import Fragment, stream_fragments
 from holdfast.web.ui.needs import count_needs
 from holdfast.web.ui.pages.run_filter import NEEDS_YOU, STATUS_CHOICES, RunsFilter, parse_filter
-from holdfast.web.ui.run_view.actions import BULK_ACTIONS
+from holdfast.web.ui.run_view.actions import BULK_ACTIONS, redirect
 from holdfast.web.ui.site import Site, can_start, get_principal
 
 PAGE_SIZE = 50
@@ -203,6 +203,7 @@ async def stream_runs(site: Site, request: Request) -> Response:
             [(row.run.run_id, row.run.status, row.run.updated_at) for row in context["page"].rows],
             context["counts"],
             pending,
+            site.kill_switch.report if site.kill_switch is not None else "",
         ]
         return Fragment(
             key,
@@ -210,6 +211,13 @@ async def stream_runs(site: Site, request: Request) -> Response:
         )
 
     return stream_fragments(site.app.changes, get_principal(request), read)
+
+
+async def kill_worker(site: Site, request: Request) -> Response:
+    """Kill a worker of the demo. The list says what followed."""
+    assert site.kill_switch is not None, "only the demo has this page"
+    site.kill_switch.asked.set()
+    return redirect(request, "/", "killed")
 
 
 async def read_list(site: Site, request: Request) -> dict[str, Any]:

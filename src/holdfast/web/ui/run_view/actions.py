@@ -219,7 +219,8 @@ def get_back_path(form: dict[str, str], run_id: str) -> str:
 
 def redirect(request: Request, path: str, said: str) -> Response:
     """Show a page, with what an action has said."""
-    return RedirectResponse(f"{request.scope.get('root_path', '')}{path}?said={said}", status_code=303)
+    said = f"?said={said}" if said else ""
+    return RedirectResponse(f"{request.scope.get('root_path', '')}{path}{said}", status_code=303)
 
 
 class BulkAction(msgspec.Struct, frozen=True, kw_only=True):

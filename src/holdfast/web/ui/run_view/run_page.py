@@ -22,6 +22,7 @@ from holdfast.runtime.reading.run_views import read_attempts
 from holdfast.runtime.reading.transcript import get_loop_name, read_record_waits
 from holdfast.web.auth import Principal, list_visible
 from holdfast.web.ui.needs import count_needs
+from holdfast.web.ui.run_view.actions import redirect
 from holdfast.web.ui.run_view.call_tree import MAX_SHOWN, build_tree
 from holdfast.web.ui.run_view.run_outline import build_outline
 from holdfast.web.ui.run_view.run_steps import Content, StepView
@@ -104,6 +105,8 @@ async def show_run(site: Site, request: Request) -> Response:
     """Show a run: the end of its transcript, or the part that the URL names."""
     record = await site.get_record(request)
     params = request.query_params
+    if is_fanout(record) and not params:  # its comparison is its page; "Steps" there leads back here
+        return redirect(request, f"/runs/{record.run_id}/compare", "")
     query = params.get("q", "").strip()
     principal = get_principal(request)
     related, doubts = await read_related(site.store, record, principal), await read_doubts(site.store, record)
