@@ -98,7 +98,7 @@ class HoldfastSession:
         """Append items, all or none.
 
         Raises:
-            PayloadError: an item is no plain data.
+            PayloadError: an item is not plain data.
             TablesError: nothing was written.
         """
         bodies = [_encode(item) for item in items]

@@ -32,7 +32,7 @@ Compact = Callable[[Sequence[Any]], Awaitable[Sequence[Any] | None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """The bounds of a run. Counting continues over a resume."""
+    """The bounds of a run. Counting continues across resumes."""
 
     max_steps: int = 100
     #: Execution time, without the time spent interrupted. `None`: unbounded.

@@ -118,7 +118,7 @@ class Retry:
         return bool(self.retry_on(error))
 
     def delay(self, attempt: int) -> timedelta:
-        """Return a pause after this attempt, the first of which is 1."""
+        """Return the delay after this try. The first try is 1."""
         # A large exponent would overflow; by then `max_delay` is reached.
         doubled = self.initial_delay.total_seconds() * 2.0 ** min(attempt - 1, 60)
         full = min(doubled, self.max_delay.total_seconds())

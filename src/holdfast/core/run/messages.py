@@ -16,7 +16,7 @@ from holdfast.core.json_value import to_json_value
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """Tokens, requests and cost, summed over resumes."""
+    """Tokens, requests and cost, summed across resumes."""
 
     input_tokens: int = 0
     output_tokens: int = 0
