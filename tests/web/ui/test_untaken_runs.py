@@ -2,12 +2,17 @@
 
 from datetime import timedelta
 
+import httpx
 import msgspec
 from tests.web.ui.journals import store_long_run
 
+from holdfast.app import App
+from holdfast.clock import CLOCK
 from holdfast.runtime.reading.formatting import utc_now
 from holdfast.stores.memory import MemoryStore
+from holdfast.testing.manual_clock import ManualClock
 from holdfast.web.auth import LOCAL_PRINCIPAL
+from holdfast.web.ui import make_ui
 from holdfast.web.ui.pages.fleet_page import FleetWorker, read_fleet
 
 
@@ -26,3 +31,19 @@ async def test_a_due_run_that_no_idle_worker_takes_names_its_agent() -> None:
     assert msgspec.structs.replace(later, workers=[busy]).untaken is None, "the worker has no room"
     idle = FleetWorker(worker_id="v", alive=True, runs=[])
     assert msgspec.structs.replace(later, workers=[busy, idle]).untaken == run
+
+
+async def test_the_list_and_the_page_of_the_run_say_that_no_worker_knows_the_agent() -> None:
+    clock = ManualClock()
+    CLOCK.set(clock)
+    async with App([], "memory:", worker=False) as app:
+        await store_long_run(app.store, "orphan", 1, agent="helpr")
+        transport = httpx.ASGITransport(
+            make_ui(app, authorize=lambda request: LOCAL_PRINCIPAL), client=("127.0.0.1", 1)
+        )
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            for wanted in (False, True):
+                for path in ("/", "/runs/orphan"):
+                    page = (await client.get(path)).text
+                    assert ("none knows agent <code>helpr</code>" in page) == wanted, path
+                await clock.jump(timedelta(minutes=1))

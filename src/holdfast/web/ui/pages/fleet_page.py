@@ -28,6 +28,7 @@ from holdfast.web.ui.needs import count_needs
 from holdfast.web.ui.pages.runs_page import StatusCounts, count_all
 from holdfast.web.ui.run_view.actions import read_form
 from holdfast.web.ui.site import Site, can_start, get_principal
+from holdfast.web.ui.untaken import UNTAKEN_AFTER
 
 #: Fires of a job, and accounts, that the page shows.
 _FIRES, _MAX_ACCOUNTS = 3, 20
@@ -131,10 +132,6 @@ _PAGE = 500
 #: Records that each part of the view reads at most.
 _MAX_RECORDS = 1_000
 _HOURS = 24
-#: An idle worker takes a due run of an agent that it knows long before this.
-_UNTAKEN = timedelta(seconds=30)
-
-
 _UNOWNED = frozenset({RunStatus.QUEUED, RunStatus.INTERRUPTED})
 
 
@@ -179,7 +176,9 @@ class FleetOverview(msgspec.Struct, frozen=True, kw_only=True):
     def untaken(self) -> RunSummary | None:
         """The oldest due run, if it waits although a live worker is idle: no idle worker knows its agent."""
         idle = not self.workers or any(each.alive and not each.runs for each in self.workers)
-        waits = self.oldest is not None and self.at - max(self.oldest.created_at, self.oldest.not_before) > _UNTAKEN
+        waits = (
+            self.oldest is not None and self.at - max(self.oldest.created_at, self.oldest.not_before) > UNTAKEN_AFTER
+        )
         return self.oldest if waits and self.has_all_workers and (idle or not self.has_live) else None
 
     @property

@@ -26,6 +26,7 @@ from holdfast.web.ui.needs import count_needs
 from holdfast.web.ui.pages.run_filter import NEEDS_YOU, STATUS_CHOICES, RunsFilter, parse_filter
 from holdfast.web.ui.run_view.actions import BULK_ACTIONS, redirect
 from holdfast.web.ui.site import Site, can_start, get_principal
+from holdfast.web.ui.untaken import find_untaken
 
 PAGE_SIZE = 50
 #: Records read at a time, and in all, for a filter that the store cannot apply.
@@ -184,7 +185,7 @@ async def show_runs(site: Site, request: Request) -> Response:
     except DefinitionError as exc:
         wanted = RunsFilter(text=request.query_params.get("q", ""))
         context = {"filter": wanted, "page": RunRows(rows=[], cursor=None), "counts": None, "error": str(exc)}
-        context |= {"section": "runs", "opened": "", "cursor": None}
+        context |= {"section": "runs", "opened": "", "cursor": None, "untaken": None}
     pending = await count_needs(site.store, get_principal(request))
     context["can_control"] = "control" in get_principal(request).scopes
     context["can_start"] = can_start(site, get_principal(request))
@@ -202,6 +203,7 @@ async def stream_runs(site: Site, request: Request) -> Response:
         key = [
             [(row.run.run_id, row.run.status, row.run.updated_at) for row in context["page"].rows],
             context["counts"],
+            context["untaken"] and context["untaken"].run.agent,
             pending,
             site.kill_switch.report if site.kill_switch is not None else "",
         ]
@@ -235,7 +237,9 @@ async def read_list(site: Site, request: Request) -> dict[str, Any]:
     if opened:
         page = await _open(site.store, page, principal, opened, now)
     counts = await count_statuses(site.store, wanted, principal)
+    untaken = await find_untaken(site, principal, [row.run for row in page.rows], now)
     return {
+        "untaken": untaken,
         "filter": wanted,
         "page": page,
         "counts": counts,

@@ -37,6 +37,7 @@ from holdfast.web.ui.run_view.run_window import (
 )
 from holdfast.web.ui.site import Site, get_principal
 from holdfast.web.ui.tasks import Doubt, DoubtTask, list_tasks, read_doubts
+from holdfast.web.ui.untaken import find_untaken
 
 _MIN_COMPARED = 2
 
@@ -120,6 +121,7 @@ async def show_run(site: Site, request: Request) -> Response:
     before, step = read_number(params.get("before")), read_number(params.get("step"))
     window = await read_window(site.store, record, before=before, step=step)
     head = make_head(site, principal, record, related, doubts, window.answered)
+    head["untaken"] = await find_untaken(site, principal, [head["run"]], utc_now())
     head["outcome"] = await read_outcome(site.store, window)
     view = read_view(request)
     head |= make_body(head["run"], record, window.steps.steps, related.children, is_end=window.later is None, view=view)
@@ -216,6 +218,7 @@ def make_head(
         "can_send": "send" in principal.scopes and (known_agent or not run.conversation),
         "back": "run",
         "show_run": False,
+        "untaken": None,
     }
 
 

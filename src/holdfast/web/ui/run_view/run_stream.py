@@ -21,6 +21,8 @@ from holdfast.core.run.run_events import (
 )
 from holdfast.core.workflow.workflow_loop import WORKFLOW_LOOP_NAME
 from holdfast.root_error import HoldfastError
+from holdfast.runtime.reading.formatting import utc_now
+from holdfast.runtime.reading.run_summary import summarize_run
 from holdfast.runtime.reading.transcript import get_loop_name
 from holdfast.runtime.streams.entry_events import EventCursor, get_incarnation
 from holdfast.web.sse import EventStreamResponse, encode_html
@@ -30,6 +32,7 @@ from holdfast.web.ui.run_view.run_steps import StepView
 from holdfast.web.ui.run_view.run_window import TranscriptWindow, read_number, read_tail, read_window
 from holdfast.web.ui.site import Site, get_principal
 from holdfast.web.ui.tasks import list_doubts
+from holdfast.web.ui.untaken import find_untaken, waits_too_long
 
 #: Times and ages are rendered again after this many seconds without an event.
 _REFRESH_SECONDS = 20
@@ -130,6 +133,7 @@ class RunUpdates(LiveUpdates):
     async def begin(self, record: RunRecord) -> str:
         """Return the whole part that changes."""
         self._related = await read_related(self._site.store, record, self._principal)
+        self._untaken = await find_untaken(self._site, self._principal, [summarize_run(record)], utc_now())
         return self._render_window(await read_window(self._site.store, record), replace_all=True)
 
     async def render(self, changes: RunChanges) -> str:
@@ -160,6 +164,8 @@ class RunUpdates(LiveUpdates):
         doubts = list_doubts(record, steps.transcript)
         head = make_head(self._site, self._principal, record, self._related, doubts, window.answered)
         head["outcome"] = steps.outcome
+        if self._untaken is not None and waits_too_long(head["run"], utc_now()):
+            head["untaken"] = self._untaken
         shown = steps.steps if head["is_workflow"] else self._steps
         head |= make_body(head["run"], record, shown, self._related.children, is_end=True, view=self._view)
         tail = [step for step in steps.steps if step.first_seq > self._after and not head["is_workflow"]]
