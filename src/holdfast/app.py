@@ -117,7 +117,7 @@ class App(RunClient):
             CLOCK.reset(token)
         super().__init__(stored, registry, settings=checkpoint, telemetry=telemetry, clock=clock)
         #: The ports of every run.
-        self.ports: Final = make_ports(self._options, self._services)
+        self.ports: Final = make_ports(self._options, self._services, registry)
         batteries = (budget, rate_limits, audit, schedule, *registry.repositories, *self._options["tools"])
         self._table_users = TableUsers(batteries, self.store, self._clock)
         #: The counters of the runs that this process executes.

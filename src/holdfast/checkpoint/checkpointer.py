@@ -4,21 +4,22 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from holdfast.checkpoint.claims import Claims, cancel_children, retry_while_unavailable
+from holdfast.checkpoint.claims import Claims, cancel_background, cancel_children, cancel_run, retry_while_unavailable
 from holdfast.checkpoint.codec import RecentConversations, decode, encode
 from holdfast.checkpoint.delta import Delta, Watermark, is_rewritten
-from holdfast.checkpoint.errors import StoreUnavailable, TranscriptTooLarge, UnreadMail
-from holdfast.checkpoint.finishing import Ending, end_done, end_failed, end_left, make_release
+from holdfast.checkpoint.errors import RunNotClaimable, RunNotFound, StoreUnavailable, TranscriptTooLarge, UnreadMail
+from holdfast.checkpoint.finishing import Ending, end_done, end_failed, end_left, make_notice, make_release
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.progress import AttemptLog, AttemptRecord, Progress
 from holdfast.checkpoint.record import NewRun, RunRecord, RunStatus
-from holdfast.checkpoint.store import END
+from holdfast.checkpoint.store import END, get_record
 from holdfast.checkpoint.workers import Claim
 from holdfast.clock import Timer
 from holdfast.concurrency import run_in_background
@@ -287,7 +288,15 @@ class StoreCheckpointer:
         has_ended = await self._finish(end_left(leaving, self.claim, self._clock.now(), progressed=self._progressed))
         if leaving.end is AttemptEnd.WAITING:
             self._keep_journal()
+            if self._info.background and has_ended:
+                await self._cancel_if_requested()
         return has_ended
+
+    async def _cancel_if_requested(self) -> None:
+        """Cancel a run whose parent has asked for that while it was about to wait: no process would look at it."""
+        if (await get_record(self._store, self._info.run_id)).cancel_requested:
+            with suppress(RunNotFound, RunNotClaimable):  # another was faster
+                await cancel_run(self._claims, self._info.run_id)
 
     def _current_usage(self) -> Usage:
         if self._latest_state is not None:
@@ -343,6 +352,8 @@ class StoreCheckpointer:
             return
         if ending.status is RunStatus.CANCELLED:
             await cancel_children(self._claims, self._info.run_id)
+        elif ending.outcome is not None and self._latest_state is not None and self._latest_state.starts_runs:
+            await cancel_background(self._claims, self._info.run_id)
         try:
             await self._release(claim, ending)
         except UnreadMail:
@@ -361,7 +372,8 @@ class StoreCheckpointer:
         delta, progress = self._make_last_delta(now, attempts), None
         if delta is None and self._attempts.present is not None:
             progress = encode(msgspec.structs.replace(decode(self._progress, Progress), attempts=attempts))
-        await self._store.release(claim, make_release(ending, delta, self._watermark.next_seq, progress))
+        notify = make_notice(self._info, ending.status, self._current_usage(), claim.token)
+        await self._store.release(claim, make_release(ending, delta, self._watermark.next_seq, progress, notify))
         if delta is not None:
             self._watermark = delta.next_watermark
 

@@ -22,6 +22,7 @@ from holdfast.checkpoint.errors import (
     UnknownVersion,
     UnreadMail,
 )
+from holdfast.checkpoint.finishing import make_notice
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import Release, RunFilter, RunStatus, StoredRun, restore_previous
@@ -268,12 +269,14 @@ async def cancel_run(claims: Claims, run_id: str) -> None:
             claim, undo = await _claim(claims, run_id)
         except RunBusy:
             await claims.store.request_cancel(run_id)
+            if (await get_record(claims.store, run_id)).status is RunStatus.WAITING:
+                await cancel_run(claims, run_id)  # its owner has left it meanwhile
             return
         try:
             requested = (await get_record(claims.store, run_id)).cancel_requested
             await cancel_children(claims, run_id)
             stored = await claims.store.load(run_id)
-            release = _make_release(stored, retention)
+            release = _make_release(stored, retention, claim)
             progress = decode(stored.record.progress, Progress)
             if progress.undo_on_cancel and not (requested and undo.status is RunStatus.PARKED):
                 await claims.store.request_cancel(run_id)
@@ -303,11 +306,24 @@ async def cancel_children(claims: Claims, run_id: str, *, continues: bool = Fals
     if children and not continues:
         await claims.store.request_cancel(run_id)
     for child in children:
+        if continues and child.background:
+            continue
         if child.is_terminal:
             await cancel_children(claims, child.run_id)
             continue
         with suppress(RunNotFound, RunNotClaimable):  # it has ended meanwhile
             await cancel_run(claims, child.run_id)
+
+
+async def cancel_background(claims: Claims, run_id: str) -> None:
+    """Cancel the unfinished children in the background of a run that is about to end.
+
+    If this process dies midway, the run is resumed, ends again, and cancels the rest.
+    """
+    async for child in iter_runs(claims.store, RunFilter(parent_run_id=run_id)):
+        if child.background and not child.is_terminal:
+            with suppress(RunNotFound, RunNotClaimable):  # it has ended meanwhile
+                await cancel_run(claims, child.run_id)
 
 
 def make_cancelled_release(reason: str, retention: Retention) -> Release:
@@ -330,19 +346,20 @@ async def _claim(claims: Claims, run_id: str) -> tuple[Claim, Release]:
     return claim, restore_previous(claim)
 
 
-def _make_release(stored: StoredRun, retention: Retention) -> Release:
+def _make_release(stored: StoredRun, retention: Retention, claim: Claim) -> Release:
     """Return the release that records the cancel and its outcome.
 
     Raises:
         CheckpointError: the run cannot be read.
     """
-    decode_begin(stored)
-    record = stored.record
+    info, record = decode_begin(stored).info, stored.record
     text = format_error(RunCancelled(f"run {record.run_id} was cancelled"))
-    outcome = encode(Outcome(error=text, usage=decode(record.progress, Progress).usage))
+    usage = decode(record.progress, Progress).usage
+    outcome = encode(Outcome(error=text, usage=usage))
     return Release(
         status=RunStatus.CANCELLED,
         reason=text,
         entries=[Entry(seq=record.next_seq, kind=EntryKind.OUTCOME, body=outcome)],
         retention=retention.cancelled,
+        notify=make_notice(info, RunStatus.CANCELLED, usage, claim.token),
     )

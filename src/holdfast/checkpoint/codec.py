@@ -236,6 +236,7 @@ def make_state(codec: MessageCodec, progress: Progress, messages: list[Any], tur
         port_data=progress.port_data,
         loop_data=progress.loop_data,
         undo_on_cancel=progress.undo_on_cancel,
+        starts_runs=progress.starts_runs,
         turns=turns,
         turn=progress.turn,
     )

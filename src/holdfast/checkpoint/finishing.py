@@ -10,14 +10,14 @@ import msgspec
 from holdfast.checkpoint.codec import Outcome, encode
 from holdfast.checkpoint.delta import Delta
 from holdfast.checkpoint.journal import Entry, EntryKind
-from holdfast.checkpoint.record import Release, RunStatus
+from holdfast.checkpoint.record import TERMINAL_STATUSES, Notice, Release, RunStatus
 from holdfast.checkpoint.workers import Claim, backoff
 from holdfast.config import Retention
 from holdfast.core.errors import RunCancelled, format_error
 from holdfast.core.ports import Leave
 from holdfast.core.run.info import RunInfo
-from holdfast.core.run.mail import MESSAGE_TOPIC
-from holdfast.core.run.messages import Usage
+from holdfast.core.run.mail import MESSAGE_TOPIC, EndNotice, Mail, make_ended_topic
+from holdfast.core.run.messages import NO_USAGE, Usage
 from holdfast.core.run.status import AttemptEnd
 from holdfast.core.run.turns import INPUT_TOPICS
 
@@ -99,7 +99,28 @@ def end_left(leaving: Leave, claim: Claim | None, now: datetime, *, progressed: 
     )
 
 
-def make_release(ending: Ending, delta: Delta | None, next_seq: int, progress: bytes | None) -> Release:
+def make_notice(info: RunInfo, status: RunStatus, usage: Usage, token: int) -> Notice | None:
+    """Return the notice to the run that has started this one in the background; `None` if it has not ended, or no run.
+
+    Args:
+        token: of the claim that ends. A run that is resumed by hand may end more than once.
+    """
+    if info.starter is None or status not in TERMINAL_STATUSES:
+        return None
+    notice = {
+        "run_id": info.run_id,
+        "agent": info.agent_name,
+        "status": status.value,
+        "usage": NO_USAGE if info.parent_run_id is None else usage,
+    }
+    topic = make_ended_topic(info.run_id)
+    mail = Mail(mail_id=f"{topic}:{token}", topic=topic, body=encode(msgspec.convert(notice, EndNotice)))
+    return Notice(run_id=info.starter, mail=mail)
+
+
+def make_release(
+    ending: Ending, delta: Delta | None, next_seq: int, progress: bytes | None, notify: Notice | None
+) -> Release:
     """Return the release that ends the claim, and adds what is unsaved and the outcome in the same write.
 
     Args:
@@ -126,4 +147,5 @@ def make_release(ending: Ending, delta: Delta | None, next_seq: int, progress: b
         consumed=consumed,
         wake_at=ending.wake_at,
         wake_on=ending.wake_on,
+        notify=notify,
     )

@@ -110,6 +110,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     port_data: dict[str, Any] = {}
     loop_data: Any = None
     undo_on_cancel: bool = False
+    starts_runs: bool = False
     #: Only in conversations: the number of turns that have ended, the current turn, and the first entry of each of the
     #: newest turns, by message id.
     turns: int = 0
@@ -145,6 +146,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
             port_data=_dump_port_data(state.port_data) if state.port_data else {},
             loop_data=None if state.loop_data is None else _dump_loop_data(state.loop_data),
             undo_on_cancel=state.undo_on_cancel,
+            starts_runs=state.starts_runs,
             turns=len(state.turns),
             turn=state.turn,
             recent_turns=recent_turns,

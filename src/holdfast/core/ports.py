@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from holdfast.core.agents.agent import AgentSource
 from holdfast.core.agents.tool import Tool
 from holdfast.core.metrics import RunMetrics
 from holdfast.core.observer import AttemptControl, Observer, ObserverFactory
@@ -14,7 +15,7 @@ from holdfast.core.run.mail import Mail
 from holdfast.core.run.messages import MessageCodec, Usage
 from holdfast.core.run.run_events import Event
 from holdfast.core.run.state import RunState
-from holdfast.core.run.status import AttemptEnd
+from holdfast.core.run.status import AttemptEnd, RunStatus
 
 
 @runtime_checkable
@@ -138,6 +139,48 @@ class ChildOutcome:
     usage: Usage
     #: The text of its error, if it failed.
     error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackgroundRun:
+    """A run that another one has started in the background, as the store has it."""
+
+    run_id: str
+    agent_name: str
+    status: RunStatus
+    #: Why it is parked or failed, or what it waits for.
+    reason: str
+    started_by: str | None
+    #: `None`: it has not ended, or its outcome was not asked for.
+    outcome: ChildOutcome | None = None
+
+
+class BackgroundRuns(Protocol):
+    """Runs in the background of others. Raises what its store raises."""
+
+    async def submit(self, info: RunInfo) -> bool:
+        """Queue a run for any worker. Return False if it is there already."""
+        ...
+
+    async def read(self, run_id: str) -> BackgroundRun | None:
+        """Return a run, with its outcome if it has ended; `None` if there is none."""
+        ...
+
+    async def list_children(self, parent_run_id: str) -> Sequence[BackgroundRun]:
+        """Return the children in the background of a run, oldest first, without their outcomes."""
+        ...
+
+    async def read_notices(self, run_id: str) -> Sequence[Mail]:
+        """Return the unread notices of a run that others have ended."""
+        ...
+
+    async def send(self, run_id: str, text: str, mail_id: str) -> bool:
+        """Send a message. Return False if the run has ended."""
+        ...
+
+    async def cancel(self, run_id: str) -> None:
+        """Cancel a run, or ask its worker to. Does nothing if it has ended."""
+        ...
 
 
 class CheckpointerFactory(Protocol):
@@ -277,3 +320,6 @@ class Ports:
     critic: Critic | None = None
     listener: RunListener | None = None
     extra_tools: ToolProvider | None = None
+    background: BackgroundRuns | None = None
+    #: The agents that code may name, by name.
+    agents: Mapping[str, AgentSource] = field(default_factory=dict)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 from holdfast.checkpoint.checkpoint_store import CheckpointStore
 from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.stored_background import StoredBackground
 from holdfast.clock import Clock
 from holdfast.config import CheckpointSettings, WorkerSettings
 from holdfast.core.agents.agent import AgentRepository, AgentSource
@@ -88,7 +89,7 @@ def _check_sequence(name: str, values: Iterable[_T]) -> tuple[_T, ...]:
     return tuple(values)
 
 
-def make_ports(options: AppOptions, services: StoreServices | None) -> Ports:
+def make_ports(options: AppOptions, services: StoreServices | None, agents: Mapping[str, AgentSource]) -> Ports:
     """Return the ports of every run of an App."""
     observers = (options["audit"], options["telemetry"], None if services is None else services.hub.live)
     tools = tuple(options["tools"])
@@ -100,4 +101,6 @@ def make_ports(options: AppOptions, services: StoreServices | None) -> Ports:
         critic=options["critic"],
         listener=options["listener"],
         extra_tools=ToolProviders(tools) if tools else None,
+        background=None if services is None else StoredBackground(services.checkpoints),
+        agents=agents,
     )

@@ -14,6 +14,7 @@ from holdfast.checkpoint.errors import CheckpointError, RecordDecodeError, RunDa
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import Release, RunFilter, RunRecord, RunStatus, StoredRun, restore_previous
 from holdfast.checkpoint.store import iter_runs
+from holdfast.checkpoint.stored_background import has_outlived_parent
 from holdfast.checkpoint.workers import Claim
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.concurrency import run_in_background
@@ -372,7 +373,8 @@ class Worker:
         resumption = self._checkpoints.resume(claim, stored, get_loop(agent).codec)
         if claim.strikes > 1:
             self._executor.metrics.get(agent.name).strikes += 1
-        is_cancelled = stored.record.cancel_requested and not manual
+        is_outlived = not manual and await has_outlived_parent(self._store, stored.record)
+        is_cancelled = is_outlived or (stored.record.cancel_requested and not manual)
         undoes = resumption.state.undo_on_cancel and get_loop(agent).name == WORKFLOW_LOOP_NAME
         if is_cancelled and not undoes:
             await resumption.checkpointer.fail(RunCancelled(f"run {claim.run_id} was cancelled before it was resumed"))

@@ -15,8 +15,10 @@ from holdfast.core.run.info import RunInfo
 from holdfast.core.run.waiting import make_secret
 
 if TYPE_CHECKING:
+    from holdfast.core.execution.background import StartedRuns
     from holdfast.core.execution.call_tokens import CallTokens
     from holdfast.core.execution.step import StepContext
+    from holdfast.core.workflow.workflow_run import WorkflowRun
 
 #: Set while the native loop calls a model.
 CURRENT_REPLY: ContextVar["StepContext | None"] = ContextVar("holdfast_reply", default=None)
@@ -46,6 +48,17 @@ class ChildStarter(Protocol):
 
     def begin_try(self) -> None:
         """The call is retried: number its children from the first one."""
+        ...
+
+    @property
+    def background(self) -> "StartedRuns":
+        """The runs that this run has started in the background."""
+        ...
+
+    async def submit(
+        self, agent: Any, prompt: str, key: str | None, inputs: Mapping[str, Any] | None, *, detached: bool
+    ) -> RunInfo:
+        """Start a run in the background, or find the one that has this key."""
         ...
 
 
@@ -98,7 +111,7 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
     async def run(
         self, agent: Any, prompt: str = "", *, key: str | None = None, inputs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run another agent from inside this tool and return its `Result`.
+        """Run another agent, given as such or by its name, from inside this tool and return its `Result`.
 
         The child's id is derived from this call. So a call that is repeated after a crash attaches to the same child,
         interrupted or finished, and starts no second one; the tool has to be `idempotent` for that. A child that
@@ -120,19 +133,11 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
 _CURRENT_CALL: ContextVar[ToolContext | None] = ContextVar("holdfast_call", default=None)
 
 
-class StepCaller(Protocol):
-    """Makes durable calls for the function of a workflow."""
-
-    def call_tool(self, tool: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: str | None) -> Any:
-        """Return an awaitable of the result of the tool, as a step of the workflow."""
-        ...
-
-
 #: Set while the function of a workflow runs.
-CURRENT_WORKFLOW: ContextVar[StepCaller | None] = ContextVar("holdfast_workflow", default=None)
+CURRENT_WORKFLOW: ContextVar["WorkflowRun | None"] = ContextVar("holdfast_workflow", default=None)
 
 
-def find_workflow() -> StepCaller | None:
+def find_workflow() -> "WorkflowRun | None":
     """Return the workflow whose function calls this; `None` outside of one, and inside the body of a tool."""
     return CURRENT_WORKFLOW.get() if _CURRENT_CALL.get() is None else None
 

@@ -11,7 +11,7 @@ import msgspec
 from holdfast.clock import Clock
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.agents.tool_threads import ToolThreads
-from holdfast.core.errors import RunCancelled, RunInterrupted, RunKilled, Shutdown
+from holdfast.core.errors import DefinitionError, RunCancelled, RunInterrupted, RunKilled, Shutdown
 from holdfast.core.execution.saving import IntentTimer, Saver
 from holdfast.core.execution.stop import StopCause, StopState
 from holdfast.core.json_value import to_json_value
@@ -51,6 +51,19 @@ class Services:
     observers: tuple[ObserverFactory, ...]
     require_durability: bool
     shutdown_exceptions: tuple[type[BaseException], ...]
+
+    def find_agent(self, agent: AgentSource | str) -> AgentSource:
+        """Return the agent that is meant.
+
+        Raises:
+            DefinitionError: it is the name of an agent that the App does not know.
+        """
+        if not isinstance(agent, str):
+            return agent
+        if agent not in self.ports.agents:
+            known = ", ".join(sorted(self.ports.agents)) or "none"
+            raise DefinitionError(f"no agent {agent!r}: known are {known}")
+        return self.ports.agents[agent]
 
     def get_loop(self, agent: AgentSource) -> Loop:
         return AgentDetails.from_source(agent).loop or self.default_loop

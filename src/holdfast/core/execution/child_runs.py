@@ -5,6 +5,8 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import msgspec
+
 from holdfast.concurrency import shielded
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.errors import (
@@ -18,6 +20,7 @@ from holdfast.core.errors import (
     ShuttingDown,
 )
 from holdfast.core.execution.attempt import Attempt
+from holdfast.core.execution.background import StartedRuns
 from holdfast.core.loop import Loop
 from holdfast.core.ports import ChildOutcome, Resumption
 from holdfast.core.run.info import RunInfo
@@ -37,6 +40,7 @@ class ChildRuns:
     """Starts the children of one tool call. None runs longer than the call."""
 
     __slots__ = (
+        "_background_count",
         "_call_id",
         "_interrupting_error",
         "_is_repeated",
@@ -57,7 +61,7 @@ class ChildRuns:
             is_repeated: an earlier process may have started the call, and children of it.
         """
         self._parent, self._call_id, self._step, self._is_repeated = parent, call_id, step, is_repeated
-        self._started_count = 0
+        self._started_count = self._background_count = 0
         self._interrupting_error: BaseException | None = None
         #: The call has ended: it starts no more children.
         self.closed: bool = False
@@ -69,9 +73,10 @@ class ChildRuns:
         self.waiting: list[RunWaiting] = []
 
     async def start(
-        self, agent: AgentSource, prompt: str, key: str | None, inputs: Mapping[str, Any] | None = None
+        self, agent: AgentSource | str, prompt: str, key: str | None, inputs: Mapping[str, Any] | None = None
     ) -> Result:
         """Run a child, or attach to the child that this call or an earlier attempt of it has started under `key`."""
+        agent = self._parent.services.find_agent(agent)
         info = self._make_info(agent, prompt, self._take_number() if key is None else key, inputs)
         if info.run_id in self.outcomes:
             return await asyncio.shield(self.outcomes[info.run_id][0])
@@ -95,7 +100,43 @@ class ChildRuns:
 
     def begin_try(self) -> None:
         """Number the children from the first one again: a further try of the call attaches to them."""
-        self._started_count = 0
+        self._started_count = self._background_count = 0
+
+    @property
+    def background(self) -> StartedRuns:
+        """The runs that this run has started in the background."""
+        return StartedRuns(self._parent)
+
+    async def submit(
+        self,
+        agent: AgentSource | str,
+        prompt: str,
+        key: str | None,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        detached: bool = False,
+    ) -> RunInfo:
+        """Start a run in the background, once for each `key` of this call, and return its identity."""
+        if self.closed:
+            raise RunError(f"call {self._call_id} has ended: it starts no more runs")
+        if key is None:
+            key = str(self._background_count)
+            self._background_count += 1
+        source, above = self.background.find_agent(agent), self._parent.info
+        info = self._make_info(source, prompt, f"background {key}", inputs)
+        info = msgspec.structs.replace(
+            info,
+            parent_run_id=None if detached else above.run_id,
+            started_by=above.run_id if detached else None,
+            background=not detached,
+            priority=above.priority,
+            concurrency_key=above.concurrency_key,
+        )
+        if not self._is_repeated:
+            self._note_start(info)
+        if await self.background.submit(info) and self._is_repeated:
+            self._note_start(info)
+        return info
 
     def _take_number(self) -> str:
         """Return the next number as a key. A child that an earlier attempt cancelled has no result."""

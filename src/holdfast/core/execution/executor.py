@@ -134,7 +134,7 @@ class Executor:
         info = resumption.info
         attempt = Attempt(info, self._services, resumption=resumption)
         self._enter(attempt)
-        if info.parent_run_id is None:
+        if not info.shares_parent_slot:
             lost = RunLost(f"run {info.run_id} was lost to another worker, and claimed again by this one")
             try:
                 await self.stop_superseded(info.run_id, lost)

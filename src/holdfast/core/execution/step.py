@@ -8,6 +8,7 @@ import msgspec
 from holdfast.core.agents.agent import Profile
 from holdfast.core.errors import MissingDefinition, RunParked, StepsExceeded
 from holdfast.core.execution.attempt import Attempt
+from holdfast.core.execution.background import format_notice, list_notices, take_notices
 from holdfast.core.execution.model_calls import ModelCalls
 from holdfast.core.execution.tool_calls import ToolCalls
 from holdfast.core.execution.turn_cycle import begin_turn, raise_if_interrupted
@@ -135,10 +136,10 @@ class StepContext:
         if not state.nudges and not attempt.mailbox.unread:
             return []
         messages = attempt.mailbox.find(MESSAGE_TOPIC)
-        for content in (*state.nudges, *map(decode_message, messages)):
+        for content in (*map(format_notice, list_notices(attempt)), *state.nudges, *map(decode_message, messages)):
             text = summarize_prompt(content)
             await observers.publish(MessageAdded(run_id=self.run_id, step=state.steps + 1, role="user", content=text))
-        return take_messages(attempt)
+        return [*map(format_notice, take_notices(attempt)), *take_messages(attempt)]
 
     def add_usage(self, usage: Usage) -> None:
         """Count the usage of a model call or a tool of this run."""

@@ -52,7 +52,7 @@ class Waits:
         return call is not None and call.decision is None and not self._has_mail(call) and not self._is_due(call)
 
     def _has_mail(self, call: WaitingCall) -> bool:
-        return bool(call.topic) and self._attempt.mailbox.has(call.topic)
+        return any(map(self._attempt.mailbox.has, call.topics))
 
     def _is_due(self, call: WaitingCall) -> bool:
         """Whether the time alone ends the wait: no mail can."""
@@ -71,6 +71,7 @@ class Waits:
         kind: WaitKind,
         *,
         topic: str = "",
+        other_topics: tuple[str, ...] = (),
         reason: str = "",
         expires_at: datetime | None = None,
         audience: str = "",
@@ -89,6 +90,7 @@ class Waits:
             kind=kind,
             arguments=to_json_value(context.arguments, f"the arguments of {context.tool}"),
             topic=topic or _make_topic(context, kind, earlier),
+            other_topics=other_topics,
             reason=reason,
             metadata=to_json_value(metadata, f"the metadata of {context.tool}"),
             asked_at=self._attempt.services.clock.now(),
@@ -97,7 +99,7 @@ class Waits:
             has_token=has_token,
             timed=timed,
             schema=schema,
-            approval=None if earlier is None else earlier.approval or earlier.decision,
+            approval=None if earlier is None else _find_approval(earlier),
         )
         self._set(call)
         return call
@@ -108,6 +110,7 @@ class Waits:
             context,
             suspend.kind,
             topic=suspend.topic,
+            other_topics=suspend.other_topics,
             reason=suspend.reason,
             expires_at=suspend.expires_at,
             audience=suspend.audience,
@@ -199,6 +202,9 @@ class Waits:
                 return None if decision.arguments is None else request.replace_arguments(decision.arguments)
             case "deny":
                 return request.denied_result(format_denial(decision))
+            case "value" if wait.kind == "run":  # the repeated call reads how the run has ended
+                approved = None if wait.approval is None else wait.approval.arguments
+                return None if approved is None else request.replace_arguments(approved)
             case "value":
                 return request.reconciled_result(decision.value)
 
@@ -209,8 +215,10 @@ class Waits:
         """
         if call.decision is not None:
             return call.decision
-        mail = self._attempt.mailbox.peek(call.topic) if call.topic else None
-        if mail is not None:
+        mail = self._attempt.mailbox.peek(*call.topics)
+        if mail is not None and call.kind == "run":  # the repeated call takes it
+            decision = Decision(kind="value", at=mail.posted_at)
+        elif mail is not None:
             self._attempt.mailbox.take(mail)
             decision = _read_decision(call, mail)
         elif self._is_due(call):
@@ -270,7 +278,7 @@ class Waits:
         events = [event for event in state.recorded_events if event not in events_before]
         is_saved = False
         try:
-            is_saved = await self._save_unless_mail(decided, [call.topic for call in calls])
+            is_saved = await self._save_unless_mail(decided, [topic for call in calls for topic in call.topics])
         finally:
             if not is_saved and state.calls is not decided:  # otherwise the run was stopped after the write
                 state.recorded_events[:] = [event for event in state.recorded_events if event not in events]
@@ -314,6 +322,11 @@ class Waits:
     def make_error(self) -> RunWaiting:
         """Return the error that lets the run wait."""
         return RunWaiting(self._attempt.info.run_id, self._attempt.state.calls.undecided)
+
+
+def _find_approval(earlier: WaitingCall) -> Decision | None:
+    """Return the approval of a call that waits again."""
+    return earlier.approval or (None if earlier.kind == "run" else earlier.decision)
 
 
 def _make_topic(context: ToolContext, kind: WaitKind, earlier: WaitingCall | None) -> str:

@@ -149,6 +149,8 @@ class RunInfo(RunIndex, frozen=True, kw_only=True, omit_defaults=True):
     #: The run that this one is a fork of, and the step, or of a conversation the turn, at which it was forked.
     forked_from: str | None = None
     forked_at: int = 0
+    #: The run that has started this one as a detached run. It is not the parent: this one outlives it.
+    started_by: str | None = None
     #: Equal for runs with the same prompt and inputs. Only in the summary that listings read; empty if a run was
     #: submitted by SQL.
     request_digest: str = ""
@@ -161,7 +163,7 @@ class RunInfo(RunIndex, frozen=True, kw_only=True, omit_defaults=True):
             DefinitionError: another field is not text, or is text that no store can keep.
         """
         check_run_id(self.run_id)
-        for related in (self.parent_run_id, self.forked_from):
+        for related in (self.parent_run_id, self.forked_from, self.started_by):
             if related is not None:
                 check_run_id(related)
         for name in _TEXT_FIELDS:
@@ -231,6 +233,11 @@ class RunInfo(RunIndex, frozen=True, kw_only=True, omit_defaults=True):
             "guild_id": self.guild_id,
             "labels": self.labels,
         }
+
+    @property
+    def starter(self) -> str | None:
+        """The run that has started this one in the background: it is notified of the end. `None` for other runs."""
+        return self.parent_run_id if self.background else self.started_by
 
     @property
     def prompt_text(self) -> str:

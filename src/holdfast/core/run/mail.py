@@ -2,16 +2,34 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from holdfast.core.errors import RunInterrupted
+from holdfast.core.run.messages import NO_USAGE, Usage
 
 #: The topic of messages. A run reads them before its next step.
 MESSAGE_TOPIC = "message"
 #: The topic of the notice that a child run may continue.
 CHILD_TOPIC = "child"
+#: The topics of notices that a run in the background has ended begin with this. Its id follows.
+ENDED_TOPIC = "ended:"
+
+
+def make_ended_topic(run_id: str) -> str:
+    """Return the topic of the notice that this run has ended."""
+    return f"{ENDED_TOPIC}{run_id}"
+
+
+class EndNotice(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Tells a run that one which it has started in the background has ended."""
+
+    run_id: str
+    agent: str
+    status: Literal["done", "failed", "cancelled"]
+    #: What it used. Zero for a detached run, which is no child.
+    usage: Usage = NO_USAGE
 
 
 class Mail(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,13 +76,15 @@ class Mailbox:
     takes mail changes the state of the run before anything is awaited.
     """
 
-    __slots__ = ("_consumed", "_taken", "unread")
+    __slots__ = ("_consumed", "_taken", "reserved", "unread")
 
     def __init__(self, consumed: list[str], unread: Sequence[Mail] = ()) -> None:
         """Make a mailbox. The ids of taken mail are added to `consumed`."""
         self._consumed = consumed
         #: By id, oldest first.
         self.unread: dict[str, Mail] = {mail.mail_id: mail for mail in unread}
+        #: Topics whose mail belongs to a call that waits for it, or is about to.
+        self.reserved: set[str] = set()
         #: All that was ever taken: a delivery may have been read before it was consumed.
         self._taken: set[str] = set()
 

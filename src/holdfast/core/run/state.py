@@ -222,6 +222,8 @@ class RunState:
     loop_data: Any = None
     #: It may have steps to undo: a cancel is left to a process that can execute it.
     undo_on_cancel: bool = False
+    #: It may have children in the background, which end with it.
+    starts_runs: bool = False
     #: Ids of mail that the next save consumes, in the same write as the entries that use it.
     consumed: list[str] = field(default_factory=list)
     #: The next save is refused if the store has unread mail of these topics, not counting `consumed`. For a state that

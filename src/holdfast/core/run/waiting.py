@@ -22,7 +22,7 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
     audience: str = ""
 
 
-WaitKind = Literal["approval", "question", "signal", "timer", "result", "child"]
+WaitKind = Literal["approval", "question", "signal", "timer", "result", "child", "run"]
 
 #: The kinds whose decision stays on record.
 _RECORDED_KINDS: frozenset[WaitKind] = frozenset({"approval", "question", "result"})
@@ -153,8 +153,9 @@ class WaitingCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     arguments: Any = None
     #: With `approval`: the JSON schema of the arguments, if it is known. Edited arguments have to fit.
     schema: dict[str, Any] | None = None
-    #: The topic of the mail that answers it.
+    #: The topic of the mail that answers it, and others whose mail does so too.
     topic: str = ""
+    other_topics: tuple[str, ...] = ()
     reason: str = ""
     #: What the tool says about the call, as plain data.
     metadata: Any = None
@@ -176,6 +177,11 @@ class WaitingCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     def id(self) -> str:
         """Tells this wait apart from all others of its run."""
         return f"{self.step}:{self.kind}:{self.call_id}"
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics of all mail that ends the wait."""
+        return (self.topic, *self.other_topics) if self.topic else ()
 
     @property
     def needs_answer(self) -> bool:
@@ -213,6 +219,7 @@ class Suspend(RunError):
         kind: WaitKind,
         *,
         topic: str = "",
+        other_topics: tuple[str, ...] = (),
         reason: str = "",
         expires_at: datetime | None = None,
         audience: str = "",
@@ -220,6 +227,7 @@ class Suspend(RunError):
         super().__init__(f"the call waits ({reason or kind}), but the loop that has called it lets no run wait")
         self.kind = kind
         self.topic = topic
+        self.other_topics = other_topics
         self.reason = reason
         self.expires_at = expires_at
         self.audience = audience
@@ -249,11 +257,12 @@ class RunWaiting(RunError):
     @property
     def wake_on(self) -> tuple[str, ...]:
         """The topics of mail that resume the run."""
-        return tuple(sorted({call.topic for call in self.calls if call.topic}))
+        return tuple(sorted({topic for call in self.calls for topic in call.topics}))
 
     @property
     def only_for_time(self) -> bool:
-        return all(call.kind == "timer" or call.timed for call in self.calls)
+        """Whether it waits for times, or for runs that it has started."""
+        return all(call.kind in ("timer", "run") or call.timed for call in self.calls)
 
 
 class RateLimitWait(RunWaiting):
@@ -333,4 +342,6 @@ def describe_waits(calls: tuple[WaitingCall, ...]) -> str:
                 parts.append(f"the result of {call.tool} ({call.call_id})")
             case "child":
                 parts.append(f"a child run of {call.tool} ({call.reason})")
+            case "run":
+                parts.append(f"the end of {call.reason}")
     return ", ".join(parts) or "mail"

@@ -136,16 +136,19 @@ def _find_return_type(function: Callable[..., Any]) -> Any:
 
 
 async def run_agent(
-    agent: AgentSource, prompt: str = "", *, inputs: Mapping[str, Any] | None = None, key: str | None = None
+    agent: AgentSource | str, prompt: str = "", *, inputs: Mapping[str, Any] | None = None, key: str | None = None
 ) -> Any:
-    """Run an agent or another workflow as a child run, and return its output. A resumed workflow attaches to the child.
+    """Run an agent or another workflow as a child run, and return its output. A resumed workflow attaches to it.
+
+    Args:
+        agent: or the name of one that the App knows.
 
     Raises:
         RunError: not called by the function of a workflow.
         StepFailed: the child run failed.
     """
     run = current_workflow("run_agent")
-    return await run.call(AgentStep(run.attempt, agent, prompt, inputs, key))
+    return await run.call(AgentStep(run.attempt, run.attempt.services.find_agent(agent), prompt, inputs, key))
 
 
 async def now() -> datetime:

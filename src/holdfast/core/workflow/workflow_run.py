@@ -12,6 +12,7 @@ import msgspec
 from holdfast.core.agents.calls import Effect
 from holdfast.core.agents.tool import Tool
 from holdfast.core.errors import RunError, RunParked, StepsExceeded
+from holdfast.core.execution.background import take_notices
 from holdfast.core.execution.step import StepContext, take_messages
 from holdfast.core.execution.waits import WAITING
 from holdfast.core.run.messages import Reply, ToolCall, ToolResult, User
@@ -188,6 +189,8 @@ class WorkflowRun:
 
     def consume_messages(self) -> None:
         """Put messages that were sent to the run into its history. A workflow reads signals and answers only."""
+        if self.attempt.mailbox.unread:
+            take_notices(self.attempt)
         for content in take_messages(self.attempt):
             log.warning("run %s: a workflow reads no messages, send it a signal", self._context.run_id)
             self._state.history.append(User(summarize_prompt(content)))

@@ -68,7 +68,13 @@ class _Forker:
         at_step = self._fork.at_step
         new_id = self._fork.new_id or make_id()
         info = msgspec.structs.replace(
-            self._old, run_id=new_id, parent_run_id=None, forked_from=self._old.run_id, forked_at=at_step
+            self._old,
+            run_id=new_id,
+            parent_run_id=None,
+            background=False,
+            started_by=None,
+            forked_from=self._old.run_id,
+            forked_at=at_step,
         )
         if self._fork.edited is not None:
             return self._make_with_message(info, self._fork.edited)

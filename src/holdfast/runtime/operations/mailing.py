@@ -16,7 +16,7 @@ from holdfast.clock import Clock
 from holdfast.core.errors import DefinitionError, PayloadError
 from holdfast.core.json_schema import find_mismatch
 from holdfast.core.json_value import JsonValue, to_json_value
-from holdfast.core.run.mail import CHILD_TOPIC, MESSAGE_TOPIC, encode_message
+from holdfast.core.run.mail import CHILD_TOPIC, ENDED_TOPIC, MESSAGE_TOPIC, encode_message
 from holdfast.core.run.waiting import (
     TOKEN_LENGTH,
     Answer,
@@ -183,7 +183,7 @@ class Mailer:
         """Return a call that waits for an answer. Raises `NotWaiting` if there is none."""
         record = await get_record(self._store, run_id)
         for call in _read_record_waits(record):
-            if call.call_id == call_id and call.kind not in ("signal", "timer", "child"):
+            if call.call_id == call_id and call.kind not in ("signal", "timer", "child", "run"):
                 _check_expiry(call, self._clock.now())
                 return call
         raise NotWaiting(f"run {run_id} has no call {call_id} that waits for an answer")
@@ -229,14 +229,15 @@ class Mailer:
     async def wake_missed_parents(self) -> None:
         """Notify the parents of children that may continue: a sender may have died between its mail and the notice."""
         async for child in iter_runs(self._store, RunFilter(statuses=frozenset({RunStatus.INTERRUPTED}))):
-            parent = await self._get_record(child.parent_run_id) if child.parent_run_id is not None else None
+            above = child.parent_run_id if child.shares_parent_slot else None
+            parent = await self._get_record(above) if above is not None else None
             if parent is not None and parent.status is RunStatus.WAITING and CHILD_TOPIC in parent.wake_on:
                 await self._wake_parents(child.run_id)
 
     async def _wake_parents(self, run_id: str) -> None:
         """Notify the runs above a child: only its parent resumes it."""
         record = await self._get_record(run_id)
-        while record is not None and record.parent_run_id is not None:
+        while record is not None and record.parent_run_id is not None and not record.background:
             notice = Mail(mail_id=make_id(), topic=CHILD_TOPIC, body=b"{}")
             record = await self._get_record(record.parent_run_id)
             if record is not None:
@@ -282,8 +283,8 @@ def check_mail_id(mail_id: object) -> None:
     """
     if not isinstance(mail_id, str) or not 0 < len(mail_id) <= 200:
         raise DefinitionError(f"the id is {mail_id!r:.80}: give 1 to 200 characters")
-    if mail_id.startswith(("answer:", "turn:")):
-        raise DefinitionError(f"the id is {mail_id!r:.80}: give one that does not begin with 'answer:' or 'turn:'")
+    if mail_id.startswith(("answer:", "turn:", ENDED_TOPIC)):
+        raise DefinitionError(f"the id is {mail_id!r:.80}: give one that does not begin with answer:, turn: or ended:")
 
 
 def check_size(body: bytes) -> bytes:

@@ -242,6 +242,8 @@ def _describe_call(call: WaitingCall) -> list[Piece]:
     match call.kind:
         case "approval":
             return [Piece("approval of "), Piece(format_call(call.tool, call.arguments), is_code=True)]
+        case "run":
+            return [Piece("the end of "), Piece(call.reason, is_code=True)]
         case "question":
             return [Piece(f"an answer to “{cut_text(call.reason, _REASON_LENGTH)}”")]
         case "signal":

@@ -17,6 +17,7 @@ from holdfast.core.agents.agent import Agent, AgentSource, Model, Phase
 from holdfast.core.agents.calls import NOT_EXECUTED, Completed, Reconcile, Reconciliation
 from holdfast.core.agents.tool import Tool, ToolSchema
 from holdfast.core.agents.tool_context import _CURRENT_CALL, ChildStarter, ToolContext, current_call
+from holdfast.core.execution.background import StartedRuns
 from holdfast.core.loop import Loop
 from holdfast.core.observer import AttemptControl, CallEnded, ObservedEvent, Observer, ObserverFactory
 from holdfast.core.ports import Budget, RunListener, ToolProvider
@@ -180,13 +181,30 @@ class _InstrumentedChildren:
         self._inner, self._instrumentation, self._parent_call = inner, instrumentation, parent_call
 
     async def start(
-        self, agent: AgentSource, prompt: str, key: str | None, inputs: Mapping[str, Any] | None = None
+        self, agent: AgentSource | str, prompt: str, key: str | None, inputs: Mapping[str, Any] | None = None
     ) -> Any:
+        if isinstance(agent, str):  # the App has it, instrumented
+            return await self._inner.start(agent, prompt, key, inputs)
         source = self._instrumentation.wrap_source(agent, self._parent_call)
         return await self._inner.start(source, prompt, key, inputs)
 
     def begin_try(self) -> None:
         self._inner.begin_try()
+
+    @property
+    def background(self) -> StartedRuns:
+        return self._inner.background
+
+    async def submit(
+        self,
+        agent: AgentSource | str,
+        prompt: str,
+        key: str | None,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        detached: bool = False,
+    ) -> RunInfo:
+        return await self._inner.submit(agent, prompt, key, inputs, detached=detached)
 
 
 class _InstrumentedSource:
