@@ -245,6 +245,19 @@ async def test_an_app_writes_queued_rows_before_it_closes() -> None:
     assert [each.kind for each in await AuditTable(store.tables()).query(AuditQuery())][-1] == "end"
 
 
+async def test_a_row_that_comes_after_the_close_is_logged_once_and_not_retried(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    audit = Audit(tables=MemoryTables())
+    await audit.open(MemoryTables())
+    audit.put(row("first"))
+    await audit.close()
+    audit.put(row("late"))
+    assert audit._flush_task is None
+    [said] = [each.getMessage() for each in caplog.records if "late" in each.getMessage()]
+    assert said == f"run late: an audit row came after the audit was closed: {row().kind}"
+
+
 async def test_redacted_values_are_never_stored(durable_store_url: str) -> None:
     secret = "sk-12345"
 

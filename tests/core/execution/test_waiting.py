@@ -29,7 +29,7 @@ from holdfast import (
 )
 from holdfast.checkpoint.errors import RunEnded, RunNotFound
 from holdfast.checkpoint.journal import Append
-from holdfast.checkpoint.record import RunStatus
+from holdfast.checkpoint.record import Release, RunStatus
 from holdfast.checkpoint.store import END, get_record
 from holdfast.checkpoint.workers import Claim
 from holdfast.config import CheckpointSettings
@@ -444,3 +444,19 @@ async def test_a_deferred_call_can_be_completed_as_soon_as_its_tool_has_returned
     async with App([agent], MemoryStore(clock=clock), checkpoint=rarely, worker=False, clock=clock) as app:
         assert (await app.run("a", "go", run_id="r")).output == "done"
     assert [result.content for result in results(model)] == ["sea.png", "delivered"]
+
+
+async def test_the_calls_of_a_parked_run_are_pending_and_can_be_answered(store_url: str) -> None:
+    model = ScriptedModel(tool_reply(call("1", "ask_person", question="which?")), "done")
+    async with App([Agent(name="a", model=model, tools=[ask_person])], store_url) as app:
+        with pytest.raises(RunWaiting):
+            await app.run("a", "go", run_id="r")
+        assert app.store is not None
+        claim = await app.store.claim("r", app._stored.checkpoints.worker_id, statuses=frozenset({RunStatus.WAITING}))
+        await app.store.release(claim, Release(status=RunStatus.PARKED, reason="poison"))
+        [question] = await app.pending()
+        await app.answer("r", question.call_id, Value("this one"))
+        assert await app.pending() == []
+        await app.unpark("r")
+        assert (await app.result("r")).output == "done"
+    assert [each.content for each in model.requests[-1] if isinstance(each, ToolResult)] == ["this one"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -53,6 +54,43 @@ async def test_a_failed_workflow_undoes_its_steps_in_reverse() -> None:
             await app.run(flow, run_id="r")
         assert DONE == ["reserve a", "reserve b", "release b ticket b", "release a ticket a"]
         assert (await app.get("r")).error is not None
+
+
+@pytest.mark.parametrize("end", ["fail", "cancel"])
+async def test_a_sync_undo_runs_in_a_thread_and_does_not_block_the_event_loop(end: str) -> None:
+    is_undoing, may_end, begun = threading.Event(), threading.Event(), asyncio.Event()
+
+    def undo(call: ToolContext, result: str) -> None:
+        is_undoing.set()
+        assert may_end.wait(30), "the event loop was blocked"
+        DONE.append("undone")
+
+    @tool(undo=undo)
+    async def take() -> str:
+        return "taken"
+
+    @tool
+    async def stop() -> None:
+        begun.set()
+        if end == "fail":
+            raise ValueError("no")
+        await asyncio.Event().wait()
+
+    @workflow
+    async def flow() -> None:
+        await take()
+        await stop()
+
+    async with App([flow], MemoryStore()) as app:
+        running = asyncio.create_task(app.run(flow, run_id="r"))
+        await begun.wait()
+        if end == "cancel":
+            await app.cancel("r")
+        assert await asyncio.to_thread(is_undoing.wait, 30)
+        may_end.set()  # the event loop comes here while the undo runs
+        with contextlib.suppress(RunCancelled, StepFailed, RunError):
+            await running
+        assert DONE == ["undone"]
 
 
 async def test_a_saga_undoes_its_own_steps_and_the_function_continues() -> None:

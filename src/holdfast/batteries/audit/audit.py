@@ -82,9 +82,11 @@ class Audit:
         #: The batch that is being written.
         self._write_task: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
+        self._is_closed = False
 
     async def open(self, tables: Tables) -> None:
         """Open the rows: in `tables`, unless the audit was given others."""
+        self._is_closed = False
         await self._rows.open(tables)
 
     def begin(self, attempt: AttemptControl) -> "AttemptAudit":
@@ -92,7 +94,13 @@ class Audit:
         return AttemptAudit(self, attempt, self._redact, self._clock)
 
     def put(self, row: AuditRow) -> None:
-        """Queue a row to be written. Values that cannot be stored are replaced, and logged."""
+        """Queue a row to be written. Values that cannot be stored are replaced, and logged.
+
+        After `close` a row is dropped and logged: it comes from a tool whose thread was abandoned.
+        """
+        if self._is_closed:
+            log.warning("run %s: an audit row came after the audit was closed: %s", row.run_id, row.kind)
+            return
         try:
             msgspec.json.encode(row)
         except Exception as exc:  # a lone surrogate, or any object that a host's redaction returns
@@ -137,6 +145,7 @@ class Audit:
 
     async def close(self) -> None:
         """Write all queued rows, then close the tables. May be called again."""
+        self._is_closed = True
         if self._flush_task is not None:
             self._flush_task.cancel()
             await asyncio.gather(self._flush_task, return_exceptions=True)

@@ -1,6 +1,7 @@
 """Undo: when a workflow or a part of it fails or is cancelled, its recorded steps are undone, the last one first."""
 
 import asyncio
+import functools
 import inspect
 import logging
 from contextlib import suppress
@@ -15,8 +16,9 @@ from holdfast.clock import Timer
 from holdfast.core.agents.calls import Effect
 from holdfast.core.agents.retry import Retry
 from holdfast.core.agents.tool_context import ToolContext
+from holdfast.core.agents.tool_threads import call_in_thread
 from holdfast.core.errors import RunCancelled, ToolTimeout
-from holdfast.core.execution.call_retries import retry_call, run_within_timeout
+from holdfast.core.execution.call_retries import await_thread, retry_call, run_within_timeout
 from holdfast.core.workflow.step_calls import StepCall, ToolStep, ValueStep
 from holdfast.core.workflow.step_errors import StepError, StepFailed
 from holdfast.core.workflow.step_log import SAGA
@@ -57,7 +59,8 @@ class UndoStep(StepCall):
 
     async def _undo_in_time(self) -> Any:
         timeout = self._step.timeout or UNDO_TIMEOUT
-        error = ToolTimeout(self.tool, timeout, may_be_running=False, effect_unknown=True)
+        in_thread = not inspect.iscoroutinefunction(self._step.undo)
+        error = ToolTimeout(self.tool, timeout, may_be_running=in_thread, effect_unknown=True)
         return await run_within_timeout(self._undo(), timeout, error, self.attempt.services.clock)
 
     async def _undo(self) -> Any:
@@ -71,7 +74,11 @@ class UndoStep(StepCall):
             arguments=step.arguments,
             clock=self.attempt.services.clock,
         )
-        returned = step.undo(context, self._value)
+        if inspect.iscoroutinefunction(step.undo):
+            return await step.undo(context, self._value)
+        # A sync function runs in a thread, as sync tools do: it must not block the event loop.
+        undo = functools.partial(step.undo, context, self._value)
+        returned = await await_thread(self.attempt, call_in_thread(undo, {}))
         return await returned if inspect.isawaitable(returned) else returned
 
 

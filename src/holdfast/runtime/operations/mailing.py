@@ -37,7 +37,7 @@ _MAX_NAME = 200
 #: The pauses in seconds while a worker records the token of a call: 12 s in all.
 _TOKEN_PAUSES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 4.0)
 
-_UNFINISHED = frozenset({RunStatus.WAITING, RunStatus.RUNNING, RunStatus.INTERRUPTED})
+_UNFINISHED = frozenset({RunStatus.WAITING, RunStatus.RUNNING, RunStatus.INTERRUPTED, RunStatus.PARKED})
 
 
 class NotWaiting(CheckpointError):
