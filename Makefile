@@ -8,7 +8,7 @@ FRONT_ENDS := tests/web/protocols/node
 
 .DEFAULT_GOAL := help
 .PHONY: help demo postgresql pgbouncer chromium front-end-clients test tests quick check public-types wheel-check chaos chaos-ha mutants bench \
-	simulate bench-peers screenshots docs clean
+	simulate bench-peers scorecard screenshots docs clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "%-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -100,6 +100,9 @@ bench: $(BENCH_READY) postgresql ## Measure against the raw limits of this machi
 
 bench-peers: $(BENCH_READY) postgresql ## Measure against the peers, each in its own environment, and write the report (40 minutes)
 	$(BIN)/python -m bench --peers --report
+
+scorecard: $(READY) postgresql ## Kill one program of each peer at every point and write docs/scorecard.md (minutes)
+	$(BIN)/python -m bench.scorecard
 
 screenshots: $(READY) chromium ## Render the pictures of the web UI for the docs
 	$(BIN)/python -m tests.web.ui.screenshots docs/images

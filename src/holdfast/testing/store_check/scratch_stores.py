@@ -93,7 +93,10 @@ class ScratchSchema:
 
         A server ends the sessions of a process that is gone. A pooler keeps them, so there they have to be idle.
         """
-        sessions = "select count(*) from pg_catalog.pg_stat_activity where application_name = %s"
+        # A pooler may run this query in a session that still has the name of the process.
+        sessions = (
+            "select count(*) from pg_catalog.pg_stat_activity where application_name = %s and pid <> pg_backend_pid()"
+        )
         with self.connect() as connection:
             if connection.execute("select pg_backend_pid()").fetchone() != (connection.info.backend_pid,):
                 sessions += f" and (state <> 'idle' or clock_timestamp() - state_change < interval '{_IDLE_S} s')"
