@@ -14,7 +14,7 @@ from tests.cli.shell import SOURCE, Shell, kill
 
 from holdfast import Agent, App, Reply, Retry, RunWaiting, ToolCall, tool
 from holdfast.adapters.pydantic_ai import durable
-from holdfast.errors import ModelUnavailable
+from holdfast.errors import ModelUnavailable, RunFailed
 
 
 def test_ls_shows_how_every_run_stands(shell: Shell) -> None:
@@ -290,7 +290,7 @@ async def finish_runs(path: Path) -> None:
         await app.submit(agent, "note", run_id="good")
         await app.resume("good")
         await app.submit(agent, "boom", run_id="bad")
-        with pytest.raises(RuntimeError):
+        with pytest.raises(RunFailed):
             await app.resume("bad")
         await app.submit(agent, "note", run_id="ended")
         await app.cancel("ended")

@@ -25,8 +25,8 @@ def render_page() -> str:
 
 def _errors_of_all_modules() -> Iterator[type[HoldfastError]]:
     for module in pkgutil.walk_packages(holdfast.__path__, "holdfast."):
-        # Programs, which read their arguments when they are imported.
-        if not module.name.endswith(("_main__", "_main", "crash_agent")):
+        # Programs, which read their arguments or their environment when they are imported.
+        if not module.name.endswith(("_main__", "_main", "crash_agent", "checked_store")):
             importlib.import_module(module.name)
     todo: list[type[HoldfastError]] = [HoldfastError]
     while todo:

@@ -16,6 +16,7 @@ from holdfast import Agent, App, Approve, Reply, RunWaiting, ToolCall, WorkerSet
 from holdfast.checkpoint.record import Release, RunStatus
 from holdfast.cli.program import build_program
 from holdfast.core import Message, ToolSchema
+from holdfast.errors import RunFailed
 from holdfast.mcp.server import make_server
 from holdfast.web.auth import LOCAL_PRINCIPAL
 
@@ -50,7 +51,7 @@ def make_app(store: str) -> App:
 async def make_runs(store: str) -> None:
     async with make_app(store) as app:
         await app.run("plain", "go", run_id="done")
-        with pytest.raises(RuntimeError):
+        with pytest.raises(RunFailed):
             await app.run("plain", "fail", run_id="failed")
         for run_id in ("waits", "approved"):
             with pytest.raises(RunWaiting):

@@ -99,6 +99,7 @@ def test_several_calls_are_approved_as_they_were_shown(any_server: UIServer, pla
         any_server.wait_for(run_id, "waiting")
     plain_page.goto(f"{any_server.url}/inbox")
     plain_page.get_by_role("link", name=re.compile(r"Approve \d+ as asked")).click()
+    expect(plain_page.get_by_role("button", name="Approve the ticked calls")).to_be_visible()
     for box in plain_page.get_by_role("checkbox").all():
         box.set_checked((box.get_attribute("aria-label") or "").endswith(("many-a", "many-b")))
     plain_page.get_by_role("button", name="Approve the ticked calls").click()

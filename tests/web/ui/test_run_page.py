@@ -127,7 +127,7 @@ def test_pictures_are_shown_and_documents_that_claim_to_be_one_are_not(
     page.goto(f"{server.url}/runs/pictures")
     images = page.locator("#step-1 img")
     expect(images).to_have_count(2)
-    page.wait_for_function("[...document.images].every(image => image.complete)")
+    page.evaluate("Promise.allSettled([...document.images].map(image => image.decode()))")
     assert page.evaluate("[...document.images].map(image => image.naturalWidth)") == [3, 3]
     response = plain_page.goto(f"{server.url}{images.first.get_attribute('src')}")
     assert response is not None
