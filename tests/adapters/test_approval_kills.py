@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.adapters.approval_worker import Ledger, main, work
 
-from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
+from holdfast.core.execution.calling.tool_calls import UNKNOWN_OUTCOME
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["tests.adapters.approval_worker"])

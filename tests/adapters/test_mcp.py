@@ -16,7 +16,7 @@ from tests.adapters.mcp_agent import BATCH, RUN
 from holdfast import App
 from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.store import RunStore, iter_runs
-from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
+from holdfast.core.execution.calling.tool_calls import UNKNOWN_OUTCOME
 
 #: Each test starts several processes that import pydantic-ai and the MCP library.
 pytestmark = pytest.mark.timeout(300)

@@ -20,8 +20,8 @@ from holdfast.config import CheckpointSettings
 from holdfast.core.agents.agent import Agent, Bounds, Phase
 from holdfast.core.agents.calls import CallRequest, Effect
 from holdfast.core.errors import PayloadError, Shutdown, StepsExceeded
+from holdfast.core.execution.calling.tool_calls import UNKNOWN_OUTCOME
 from holdfast.core.execution.step import StepContext
-from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
 from holdfast.core.loop import PendingCall
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import Usage

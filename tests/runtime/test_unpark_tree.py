@@ -7,7 +7,7 @@ from tests.runtime.conftest import ProcessHarness, load_records
 from holdfast import App
 from holdfast.checkpoint.codec import decode_run
 from holdfast.checkpoint.record import RunStatus
-from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
+from holdfast.core.execution.calling.tool_calls import UNKNOWN_OUTCOME
 from holdfast.core.run.messages import NATIVE_CODEC
 
 

@@ -13,7 +13,7 @@ from holdfast import NOT_EXECUTED, UNKNOWN, Approve, Deny, RunWaiting, ToolCall,
 from holdfast.checkpoint.errors import CheckpointError, RunConflict, RunEnded, RunNotClaimable, RunNotFound
 from holdfast.client import AsyncClient, Client, ServerUnavailable
 from holdfast.core.errors import DefinitionError, RunCancelled, RunFailed
-from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
+from holdfast.core.execution.calling.tool_calls import UNKNOWN_OUTCOME
 from holdfast.core.run.run_events import CallDecided, ToolReturned
 from holdfast.runtime.reading.transcript import CallRecord
 from holdfast.stores import store_from_url

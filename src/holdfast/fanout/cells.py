@@ -12,7 +12,7 @@ import msgspec
 from holdfast.core.agents.agent import Agent, AgentSource, Bounds
 from holdfast.core.agents.tool import Tool
 from holdfast.core.errors import DefinitionError
-from holdfast.core.execution.child_runs import child_run_id
+from holdfast.core.execution.calling.child_runs import child_run_id
 from holdfast.core.ports import Budget, RunListener
 from holdfast.core.run.info import AgentDetails, RunInfo, check_run_id
 from holdfast.core.validation import check_count, check_duration, check_flag, check_text, check_type

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 from holdfast.checkpoint.checkpoint_store import CheckpointStore
 from holdfast.checkpoint.store import RunStore
-from holdfast.checkpoint.stored_background import StoredBackground
 from holdfast.clock import Clock
 from holdfast.config import CheckpointSettings, WorkerSettings
 from holdfast.core.agents.agent import AgentRepository, AgentSource
@@ -24,6 +23,7 @@ from holdfast.core.ports import (
 from holdfast.core.validation import check_protocol, check_type
 from holdfast.runtime.agent_registry import AgentRegistry
 from holdfast.runtime.operations.store_services import StoreServices
+from holdfast.runtime.operations.stored_background import StoredBackground
 
 if TYPE_CHECKING:
     from holdfast.batteries.schedule import Schedule

@@ -14,7 +14,6 @@ from holdfast.checkpoint.errors import CheckpointError, RecordDecodeError, RunDa
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import Release, RunFilter, RunRecord, RunStatus, StoredRun, restore_previous
 from holdfast.checkpoint.store import iter_runs
-from holdfast.checkpoint.stored_background import has_outlived_parent
 from holdfast.checkpoint.workers import Claim
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.concurrency import run_in_background
@@ -42,6 +41,7 @@ from holdfast.runtime.changes import POLL_INTERVAL
 from holdfast.runtime.operations.outcomes import wait_for_result
 from holdfast.runtime.operations.requeueing import reclaim_after_cancel
 from holdfast.runtime.operations.store_services import StoreServices
+from holdfast.runtime.operations.stored_background import has_outlived_parent
 
 log: logging.Logger = logging.getLogger("holdfast.worker")
 

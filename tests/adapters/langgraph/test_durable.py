@@ -27,7 +27,7 @@ from tests.simulated_host import SimulatedHost
 from holdfast import App, Bounds, Retry, RunInfo
 from holdfast.adapters.langgraph import ToolPolicy, durable, record_tool_call
 from holdfast.core.errors import DefinitionError, RunLost, RunParked, Shutdown, StepsExceeded
-from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
+from holdfast.core.execution.calling.tool_calls import UNKNOWN_OUTCOME
 from holdfast.core.run.messages import Usage
 from holdfast.errors import ModelUnavailable, TurnFailed
 from holdfast.events import Event, ReplyAdded, TextDelta

@@ -14,7 +14,7 @@ from holdfast import Agent, App, Approve, Reply, RunWaiting, Value, ask_person, 
 from holdfast.checkpoint.record import Mail, RunStatus
 from holdfast.checkpoint.store import END
 from holdfast.core import Message, ToolSchema
-from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
+from holdfast.core.execution.calling.tool_calls import UNKNOWN_OUTCOME
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.manual_clock import ManualClock
 

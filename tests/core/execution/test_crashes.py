@@ -37,7 +37,7 @@ from holdfast.core import Message
 from holdfast.core.agents.agent_tools import AgentToolProvider
 from holdfast.core.agents.calls import Effect
 from holdfast.core.agents.waiting_tools import ask_person, sleep
-from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
+from holdfast.core.execution.calling.tool_calls import UNKNOWN_OUTCOME
 from holdfast.core.ports import Ports
 from holdfast.runtime.operations.mailing import Mailer, NotWaiting
 from holdfast.stores.memory import MemoryStore

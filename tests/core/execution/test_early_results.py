@@ -17,7 +17,7 @@ from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.store import END, RunStore, get_record
 from holdfast.core.agents.calls import NOT_EXECUTED, Completed, Effect
 from holdfast.core.agents.tool import Tool
-from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
+from holdfast.core.execution.calling.tool_calls import UNKNOWN_OUTCOME
 from holdfast.core.run.state import StepCalls
 from holdfast.runtime.operations.mailing import AlreadyAnswered, NotWaiting
 from holdfast.stores.from_url import store_from_url

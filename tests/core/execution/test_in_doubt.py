@@ -20,7 +20,7 @@ from holdfast.core.agents.calls import NOT_EXECUTED, UNKNOWN, Completed, Reconci
 from holdfast.core.agents.tool import Tool
 from holdfast.core.agents.tool_context import ToolContext, current_call
 from holdfast.core.errors import RunLost, RunParked, SaveFailed, Shutdown
-from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
+from holdfast.core.execution.calling.tool_calls import UNKNOWN_OUTCOME
 from holdfast.core.ports import Ports
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import ToolResult

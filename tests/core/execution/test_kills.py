@@ -17,7 +17,7 @@ from holdfast import App, Approve, RunWaiting
 from holdfast.checkpoint.errors import RunEnded
 from holdfast.checkpoint.store import END
 from holdfast.core.errors import RunParked
-from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
+from holdfast.core.execution.calling.tool_calls import UNKNOWN_OUTCOME
 from holdfast.runtime.operations.mailing import AlreadyAnswered, NotWaiting
 
 RUNS, KILLS = 20, 4

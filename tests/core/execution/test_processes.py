@@ -15,7 +15,7 @@ from tests.core.execution.mail_worker import make_agent
 
 from holdfast import App, Approve, RunWaiting
 from holdfast.checkpoint.store import END
-from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
+from holdfast.core.execution.calling.tool_calls import UNKNOWN_OUTCOME
 from holdfast.runtime.operations.mailing import AlreadyAnswered
 
 

@@ -15,7 +15,7 @@ from holdfast.core.agents.agent import Agent
 from holdfast.core.agents.tool import Tool
 from holdfast.core.agents.tool_threads import MAX_TOOL_THREADS
 from holdfast.core.errors import RunCancelled, RunLost, Shutdown
-from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
+from holdfast.core.execution.calling.tool_calls import UNKNOWN_OUTCOME
 from holdfast.core.run.messages import ToolResult
 from holdfast.testing.manual_clock import ManualClock
 

@@ -17,7 +17,7 @@ from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.record import Release, RunStatus
 from holdfast.checkpoint.store import iter_runs
 from holdfast.core.errors import RunCancelled, RunFailed, RunParked
-from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
+from holdfast.core.execution.calling.tool_calls import UNKNOWN_OUTCOME
 from holdfast.core.run.messages import NATIVE_CODEC
 from holdfast.stores.sqlite import SqliteStore
 from holdfast.testing.store_processes.store_under_test import add_worker

@@ -25,7 +25,7 @@ from holdfast.checkpoint.store import END
 from holdfast.checkpoint.workers import WorkerIdentity
 from holdfast.core import Message, ToolSchema
 from holdfast.core.agents.agent import AgentSource
-from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
+from holdfast.core.execution.calling.tool_calls import UNKNOWN_OUTCOME
 from holdfast.stores.memory import MemoryStore
 
 SEED = int(os.environ.get("HOLDFAST_CHAOS_SEED") or random.SystemRandom().randrange(2**32))

@@ -10,7 +10,7 @@ from typing import Any
 
 from holdfast.checkpoint.checkpointer import StoreCheckpointer
 from holdfast.checkpoint.record import restore_previous
-from holdfast.core.execution.tool_calls import ToolCalls
+from holdfast.core.execution.calling.tool_calls import ToolCalls
 from holdfast.db.sqlite_file import set_synchronous
 from holdfast.runtime.attach import RunAttacher
 from holdfast.runtime.streams.subscription import Subscription

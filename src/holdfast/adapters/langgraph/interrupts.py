@@ -8,8 +8,8 @@ from langgraph.types import Interrupt
 
 from holdfast.adapters.langgraph.graph_stream import to_plain_data
 from holdfast.core.agents.calls import CallRequest, Effect
+from holdfast.core.execution.calling.waits import WAITING
 from holdfast.core.execution.step import StepContext
-from holdfast.core.execution.waits import WAITING
 from holdfast.core.run.waiting import WaitKind
 
 #: Stands in a waiting call in place of a tool's name.

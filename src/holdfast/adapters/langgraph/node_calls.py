@@ -28,9 +28,9 @@ from holdfast.core.agents.calls import CallRequest
 from holdfast.core.agents.retry import Retry
 from holdfast.core.agents.tool import ToolPolicy
 from holdfast.core.errors import DefinitionError, PayloadError, RunError
-from holdfast.core.execution.call_retries import retry_call
+from holdfast.core.execution.calling.call_retries import retry_call
+from holdfast.core.execution.calling.waits import WAITING, StillWaiting
 from holdfast.core.execution.step import StepContext
-from holdfast.core.execution.waits import WAITING, StillWaiting
 from holdfast.core.json_value import to_json_value
 from holdfast.core.run.messages import ToolCall
 

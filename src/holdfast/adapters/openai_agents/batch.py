@@ -20,8 +20,8 @@ from holdfast.core.agents.calls import Effect
 from holdfast.core.agents.tool import Tool as HoldfastTool
 from holdfast.core.agents.tool import ToolPolicy
 from holdfast.core.errors import InvalidReply
+from holdfast.core.execution.calling.waits import WAITING
 from holdfast.core.execution.step import StepContext
-from holdfast.core.execution.waits import WAITING
 from holdfast.core.run.messages import Usage
 from holdfast.core.run.waiting import ApprovalRequest
 

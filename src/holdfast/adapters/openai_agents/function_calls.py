@@ -17,7 +17,7 @@ from holdfast.core.agents.calls import CallRequest, Effect
 from holdfast.core.agents.tool import Tool, ToolPolicy
 from holdfast.core.errors import ToolFailed, format_error
 from holdfast.core.execution.attempt import Attempt
-from holdfast.core.execution.call_retries import await_thread, call_tool, retry_call
+from holdfast.core.execution.calling.call_retries import await_thread, call_tool, retry_call
 from holdfast.core.json_value import to_json_value
 from holdfast.core.run.waiting import Deferred, Suspend
 

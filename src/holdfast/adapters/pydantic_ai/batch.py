@@ -30,9 +30,9 @@ from holdfast.core.agents.tool import Tool
 from holdfast.core.agents.tool_context import current_call
 from holdfast.core.errors import InvalidReply
 from holdfast.core.execution.attempt import Attempt
-from holdfast.core.execution.call_retries import await_thread, retry_call
+from holdfast.core.execution.calling.call_retries import await_thread, retry_call
+from holdfast.core.execution.calling.waits import WAITING
 from holdfast.core.execution.step import StepContext
-from holdfast.core.execution.waits import WAITING
 from holdfast.core.run.waiting import ApprovalRequest, Deferred
 
 #: Exceptions by which a tool answers the model or waits for a person. Their cause may be a transient error.

@@ -13,8 +13,8 @@ from holdfast.adapters.pydantic_ai.tool_results import ToolResultBuilder
 from holdfast.adapters.pydantic_ai.toolset import OpenCall
 from holdfast.core.agents.tool_context import ToolContext
 from holdfast.core.errors import PayloadError
+from holdfast.core.execution.calling.waits import format_expiry
 from holdfast.core.execution.step import StepContext
-from holdfast.core.execution.waits import format_expiry
 from holdfast.core.json_value import to_json_value
 from holdfast.core.run.waiting import ApprovalRequest, Decision, WaitingCall
 

@@ -17,7 +17,7 @@ from holdfast.core.agents.tool import Approval, Tool, ToolPolicy
 from holdfast.core.agents.tool_context import current_call
 from holdfast.core.errors import ToolFailed, format_error
 from holdfast.core.execution.attempt import Attempt
-from holdfast.core.execution.call_retries import call_tool
+from holdfast.core.execution.calling.call_retries import call_tool
 from holdfast.core.run.waiting import ApprovalRequest, Suspend
 
 

@@ -15,8 +15,8 @@ from holdfast.core.run.info import RunInfo
 from holdfast.core.run.waiting import make_secret
 
 if TYPE_CHECKING:
-    from holdfast.core.execution.background import StartedRuns
-    from holdfast.core.execution.call_tokens import CallTokens
+    from holdfast.core.execution.calling.background import StartedRuns
+    from holdfast.core.execution.calling.call_tokens import CallTokens
     from holdfast.core.execution.step import StepContext
     from holdfast.core.workflow.workflow_run import WorkflowRun
 

@@ -24,9 +24,9 @@ from holdfast.core.errors import (
     convert_process_exit,
 )
 from holdfast.core.execution.attempt import Attempt, log
+from holdfast.core.execution.calling.waits import Waits
 from holdfast.core.execution.step import StepContext, take_messages
 from holdfast.core.execution.turn_cycle import end_turn, ends_turn, open_turn
-from holdfast.core.execution.waits import Waits
 from holdfast.core.loop import Loop
 from holdfast.core.observer import AttemptEnded, AttemptEnding, AttemptStarted
 from holdfast.core.ports import Leave

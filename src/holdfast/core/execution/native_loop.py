@@ -19,9 +19,9 @@ from holdfast.core.errors import (
     format_error,
 )
 from holdfast.core.execution.attempt import Attempt
-from holdfast.core.execution.call_retries import call_tool
+from holdfast.core.execution.calling.call_retries import call_tool
+from holdfast.core.execution.calling.waits import WAITING
 from holdfast.core.execution.step import StepContext
-from holdfast.core.execution.waits import WAITING
 from holdfast.core.json_value import to_json_value
 from holdfast.core.loop import FinishedCall, Loop, PendingCall
 from holdfast.core.run.info import NATIVE_LOOP_NAME, AgentDetails

@@ -16,7 +16,7 @@ from holdfast.core.run.mail import MailArrived
 from holdfast.core.run.state import RunState
 
 if TYPE_CHECKING:
-    from holdfast.core.execution.tool_calls import ToolCalls
+    from holdfast.core.execution.calling.tool_calls import ToolCalls
 
 log: logging.Logger = logging.getLogger("holdfast.run")
 

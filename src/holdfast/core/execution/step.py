@@ -8,11 +8,11 @@ import msgspec
 from holdfast.core.agents.agent import Profile
 from holdfast.core.errors import MissingDefinition, RunParked, StepsExceeded
 from holdfast.core.execution.attempt import Attempt
-from holdfast.core.execution.background import format_notice, list_notices, take_notices
+from holdfast.core.execution.calling.background import format_notice, list_notices, take_notices
+from holdfast.core.execution.calling.tool_calls import ToolCalls
+from holdfast.core.execution.calling.waits import Waits
 from holdfast.core.execution.model_calls import ModelCalls
-from holdfast.core.execution.tool_calls import ToolCalls
 from holdfast.core.execution.turn_cycle import begin_turn, raise_if_interrupted
-from holdfast.core.execution.waits import Waits
 from holdfast.core.observer import DRAFT_ENDED, MODEL_ASKED, ModelAsked, StepEnded
 from holdfast.core.run.mail import MESSAGE_TOPIC, Mail, decode_message
 from holdfast.core.run.messages import Usage

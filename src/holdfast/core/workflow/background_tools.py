@@ -9,7 +9,7 @@ from holdfast.core.agents.calls import Effect
 from holdfast.core.agents.tool import Tool
 from holdfast.core.agents.tool_context import current_call
 from holdfast.core.errors import DefinitionError, RunError
-from holdfast.core.execution.background import get_output
+from holdfast.core.execution.calling.background import get_output
 from holdfast.core.ports import BackgroundRun
 from holdfast.core.run.info import AgentDetails
 from holdfast.core.run.status import TERMINAL_STATUSES

@@ -11,7 +11,7 @@ from holdfast.core.agents.calls import Effect
 from holdfast.core.agents.tool_context import ToolContext, current_call, find_workflow
 from holdfast.core.errors import RunError
 from holdfast.core.execution.attempt import Attempt
-from holdfast.core.execution.background import StartedRuns, get_output
+from holdfast.core.execution.calling.background import StartedRuns, get_output
 from holdfast.core.run.result import OutputT
 from holdfast.core.run.status import RunStatus
 from holdfast.core.workflow.step_calls import StepCall

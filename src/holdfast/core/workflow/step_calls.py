@@ -15,7 +15,7 @@ from holdfast.core.agents.tool_context import current_call
 from holdfast.core.agents.tool_threads import call_in_thread
 from holdfast.core.errors import DefinitionError, PayloadError, ToolFailed
 from holdfast.core.execution.attempt import Attempt
-from holdfast.core.execution.call_retries import await_thread, call_tool
+from holdfast.core.execution.calling.call_retries import await_thread, call_tool
 from holdfast.core.json_value import to_json_value
 from holdfast.core.loop import Loop
 from holdfast.core.run.messages import ToolResult

@@ -7,7 +7,7 @@ from typing import Any
 from holdfast.clock import Timer
 from holdfast.core.errors import RunError
 from holdfast.core.execution.attempt import Attempt
-from holdfast.core.execution.waits import Waits
+from holdfast.core.execution.calling.waits import Waits
 
 #: Tasks of a workflow may run code of their own while all its steps wait. They are unwound when they have made no new
 #: step for this time.

@@ -18,7 +18,7 @@ from holdfast.core.agents.retry import Retry
 from holdfast.core.agents.tool_context import ToolContext
 from holdfast.core.agents.tool_threads import call_in_thread
 from holdfast.core.errors import RunCancelled, ToolTimeout
-from holdfast.core.execution.call_retries import await_thread, retry_call, run_within_timeout
+from holdfast.core.execution.calling.call_retries import await_thread, retry_call, run_within_timeout
 from holdfast.core.workflow.step_calls import StepCall, ToolStep, ValueStep
 from holdfast.core.workflow.step_errors import StepError, StepFailed
 from holdfast.core.workflow.step_log import SAGA

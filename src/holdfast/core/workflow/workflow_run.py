@@ -12,9 +12,9 @@ import msgspec
 from holdfast.core.agents.calls import Effect
 from holdfast.core.agents.tool import Tool
 from holdfast.core.errors import RunError, RunParked, StepsExceeded
-from holdfast.core.execution.background import take_notices
+from holdfast.core.execution.calling.background import take_notices
+from holdfast.core.execution.calling.waits import WAITING
 from holdfast.core.execution.step import StepContext, take_messages
-from holdfast.core.execution.waits import WAITING
 from holdfast.core.run.messages import Reply, ToolCall, ToolResult, User
 from holdfast.core.run.prompt import summarize_prompt
 from holdfast.core.run.run_events import StepStarted

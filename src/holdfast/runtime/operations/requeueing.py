@@ -15,7 +15,7 @@ from holdfast.checkpoint.store import get_record, iter_runs
 from holdfast.checkpoint.workers import Claim
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.agents.calls import NOT_EXECUTED, UNKNOWN
-from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
+from holdfast.core.execution.calling.tool_calls import UNKNOWN_OUTCOME
 from holdfast.core.loop import PendingCall
 from holdfast.core.run.run_events import CallDecided
 from holdfast.core.run.state import RunState

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.app import App
 from holdfast.checkpoint.record import RunStatus
-from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
+from holdfast.core.execution.calling.tool_calls import UNKNOWN_OUTCOME
 from holdfast.core.run.result import Result
 from holdfast.core.run.run_events import ToolReturned
 from holdfast.testing.adapter_suite.killed_main import RUN

@@ -17,7 +17,7 @@ from holdfast.core.agents.agent import Agent, AgentSource, Model, Phase
 from holdfast.core.agents.calls import NOT_EXECUTED, Completed, Reconcile, Reconciliation
 from holdfast.core.agents.tool import Tool, ToolSchema
 from holdfast.core.agents.tool_context import _CURRENT_CALL, ChildStarter, ToolContext, current_call
-from holdfast.core.execution.background import StartedRuns
+from holdfast.core.execution.calling.background import StartedRuns
 from holdfast.core.loop import Loop
 from holdfast.core.observer import AttemptControl, CallEnded, ObservedEvent, Observer, ObserverFactory
 from holdfast.core.ports import Budget, RunListener, ToolProvider

@@ -8,7 +8,7 @@ import msgspec
 
 from holdfast.checkpoint.codec import RecordedResult, Step, decode
 from holdfast.checkpoint.journal import Entry, EntryKind
-from holdfast.core.execution.tool_calls import UNKNOWN_OUTCOME
+from holdfast.core.execution.calling.tool_calls import UNKNOWN_OUTCOME
 from holdfast.core.run.messages import NATIVE_CODEC, Reply, ToolResult
 from holdfast.testing.crash.instrument import hash_conversation
 from holdfast.testing.crash.recording import (

@@ -20,7 +20,7 @@ from holdfast.core.errors import (
     ShuttingDown,
 )
 from holdfast.core.execution.attempt import Attempt
-from holdfast.core.execution.background import StartedRuns
+from holdfast.core.execution.calling.background import StartedRuns
 from holdfast.core.loop import Loop
 from holdfast.core.ports import ChildOutcome, Resumption
 from holdfast.core.run.info import RunInfo

@@ -11,9 +11,9 @@ from holdfast.core.agents.calls import NOT_EXECUTED, CallRequest, Completed, Eff
 from holdfast.core.agents.tool_context import _CURRENT_CALL, ToolContext
 from holdfast.core.errors import ProcessExit, RunParked, convert_process_exit
 from holdfast.core.execution.attempt import Attempt, log
-from holdfast.core.execution.call_tokens import CallTokens
-from holdfast.core.execution.child_runs import ChildRuns
-from holdfast.core.execution.waits import WAITING, Waits
+from holdfast.core.execution.calling.call_tokens import CallTokens
+from holdfast.core.execution.calling.child_runs import ChildRuns
+from holdfast.core.execution.calling.waits import WAITING, Waits
 from holdfast.core.observer import CallEnded, CallFailed, CallInDoubt, CallStarted, StepEnded
 from holdfast.core.run.mail import CHILD_TOPIC
 from holdfast.core.run.messages import NO_USAGE, ONE_TOOL_CALL, ToolResult, Usage
