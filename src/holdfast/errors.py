@@ -109,7 +109,7 @@ from holdfast.core.errors import (
 from holdfast.core.run.mail import MailArrived
 from holdfast.core.run.run_events import ReaderTooSlow
 from holdfast.core.run.waiting import RunWaiting
-from holdfast.core.workflow.step_errors import AmbiguousStep, StepCancelled, StepDenied, StepFailed, StepTimeout
+from holdfast.core.workflow.steps.step_errors import AmbiguousStep, StepCancelled, StepDenied, StepFailed, StepTimeout
 from holdfast.db.tables import TablesError, TablesUnavailable
 from holdfast.fanout.errors import CorruptCheckpoint, FanoutError, PathRefused, WorkspaceChanged
 from holdfast.root_error import HoldfastError

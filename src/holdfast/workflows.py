@@ -3,10 +3,10 @@
 from holdfast.core.agents.waiting_tools import ask_person, sleep, wait_for
 from holdfast.core.workflow.background_tools import background_tools
 from holdfast.core.workflow.definition import Workflow, workflow
+from holdfast.core.workflow.function.restart import Restart
 from holdfast.core.workflow.recorded import call, first, map_items, now, random, run_agent, saga, uuid4
-from holdfast.core.workflow.restart import Restart
 from holdfast.core.workflow.started_run import StartedRun, start
-from holdfast.core.workflow.step_errors import AmbiguousStep, StepCancelled, StepDenied, StepFailed, StepTimeout
+from holdfast.core.workflow.steps.step_errors import AmbiguousStep, StepCancelled, StepDenied, StepFailed, StepTimeout
 
 __all__ = [
     "AmbiguousStep",

@@ -275,7 +275,7 @@ ERROR_MODULES = (
     "holdfast.core.run.turns",
     "holdfast.core.run.mail",
     "holdfast.core.run.waiting",
-    "holdfast.core.workflow.step_errors",
+    "holdfast.core.workflow.steps.step_errors",
     "holdfast.db.tables",
     "holdfast.root_error",
     "holdfast.fanout.errors",

@@ -12,7 +12,7 @@ from tests.simulated_host import SimulatedHost
 from holdfast import tool
 from holdfast.core.errors import RunError
 from holdfast.core.run.info import RunInfo
-from holdfast.core.workflow.step_log import make_digest
+from holdfast.core.workflow.steps.step_log import make_digest
 from holdfast.workflows import workflow
 
 #: The steps of one branch: how often it yields to others before the step, and the argument.

@@ -13,8 +13,8 @@ from holdfast.core.agents.tool_context import current_call
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.result import OutputT
 from holdfast.core.validation import check_callable, check_text, check_type
-from holdfast.core.workflow.restart import Restart
-from holdfast.core.workflow.workflow_function import WorkflowFunction
+from holdfast.core.workflow.function.restart import Restart
+from holdfast.core.workflow.function.workflow_function import WorkflowFunction
 from holdfast.core.workflow.workflow_loop import WorkflowLoop
 
 #: A workflow takes more steps than an agent: each call is one.

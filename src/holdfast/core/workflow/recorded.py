@@ -15,7 +15,7 @@ from holdfast.core.agents.tool_context import find_workflow
 from holdfast.core.errors import DefinitionError, RunError
 from holdfast.core.validation import check_count, check_text
 from holdfast.core.workflow.first import Race
-from holdfast.core.workflow.step_calls import AgentStep, FunctionStep, ValueStep
+from holdfast.core.workflow.steps.step_calls import AgentStep, FunctionStep, ValueStep
 from holdfast.core.workflow.undo import Saga
 from holdfast.core.workflow.workflow_run import WorkflowRun
 from holdfast.ids import draw_between, make_uuid

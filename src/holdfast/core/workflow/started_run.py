@@ -14,8 +14,8 @@ from holdfast.core.execution.attempt import Attempt
 from holdfast.core.execution.calling.background import StartedRuns, get_output
 from holdfast.core.run.result import OutputT
 from holdfast.core.run.status import RunStatus
-from holdfast.core.workflow.step_calls import StepCall
-from holdfast.core.workflow.step_log import make_digest
+from holdfast.core.workflow.steps.step_calls import StepCall
+from holdfast.core.workflow.steps.step_log import make_digest
 
 
 class StartedRun(msgspec.Struct, Generic[OutputT], frozen=True, kw_only=True):

@@ -19,9 +19,9 @@ from holdfast.core.agents.tool_context import ToolContext
 from holdfast.core.agents.tool_threads import call_in_thread
 from holdfast.core.errors import RunCancelled, ToolTimeout
 from holdfast.core.execution.calling.call_retries import await_thread, retry_call, run_within_timeout
-from holdfast.core.workflow.step_calls import StepCall, ToolStep, ValueStep
-from holdfast.core.workflow.step_errors import StepError, StepFailed
-from holdfast.core.workflow.step_log import SAGA
+from holdfast.core.workflow.steps.step_calls import StepCall, ToolStep, ValueStep
+from holdfast.core.workflow.steps.step_errors import StepError, StepFailed
+from holdfast.core.workflow.steps.step_log import SAGA
 from holdfast.core.workflow.workflow_run import BRANCH_CALLS, FAILED_SCOPE, WorkflowRun
 
 log: logging.Logger = logging.getLogger("holdfast.run")

@@ -12,11 +12,11 @@ from holdfast.core.execution.step import StepContext
 from holdfast.core.json_value import to_json_value
 from holdfast.core.loop import FinishedCall, PendingCall
 from holdfast.core.run.messages import NATIVE_CODEC, MessageCodec, ToolResult, User
-from holdfast.core.workflow.restart import Life, Restart
-from holdfast.core.workflow.step_log import StepLog
+from holdfast.core.workflow.function.restart import Life, Restart
+from holdfast.core.workflow.function.workflow_function import WorkflowFunction
+from holdfast.core.workflow.steps.step_log import StepLog
 from holdfast.core.workflow.suspension import Unwind
 from holdfast.core.workflow.undo import WorkflowScope
-from holdfast.core.workflow.workflow_function import WorkflowFunction
 from holdfast.core.workflow.workflow_run import WorkflowRun
 
 #: `RunInfo.loop` of workflows.

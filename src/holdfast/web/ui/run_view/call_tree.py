@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from holdfast.core.workflow.step_errors import StepError
-from holdfast.core.workflow.step_log import FIRST, SAGA
+from holdfast.core.workflow.steps.step_errors import StepError
+from holdfast.core.workflow.steps.step_log import FIRST, SAGA
 from holdfast.core.workflow.undo import WORKFLOW_SCOPE
 from holdfast.runtime.reading.formatting import cut_text, format_arguments
 from holdfast.runtime.reading.run_summary import RunSummary

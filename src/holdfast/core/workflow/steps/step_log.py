@@ -10,8 +10,8 @@ import msgspec
 from holdfast.core.agents.calls import Effect
 from holdfast.core.loop import FinishedCall, PendingCall
 from holdfast.core.run.messages import Reply, ToolCall, ToolResult
-from holdfast.core.workflow.step_calls import StepCall
-from holdfast.core.workflow.step_errors import AmbiguousStep, StepError
+from holdfast.core.workflow.steps.step_calls import StepCall
+from holdfast.core.workflow.steps.step_errors import AmbiguousStep, StepError
 
 #: The step that records the winner of `first`, and the one that records that a saga has failed.
 FIRST, SAGA = "first", "saga"

@@ -10,7 +10,7 @@ from typing import Any, Union, get_args, get_origin
 from holdfast.core.agents.tool import Signature
 from holdfast.core.errors import DefinitionError
 from holdfast.core.json_value import to_json_value
-from holdfast.core.workflow.restart import Restart
+from holdfast.core.workflow.function.restart import Restart
 
 
 class WorkflowFunction:

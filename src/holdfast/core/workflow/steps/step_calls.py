@@ -20,7 +20,7 @@ from holdfast.core.json_value import to_json_value
 from holdfast.core.loop import Loop
 from holdfast.core.run.messages import ToolResult
 from holdfast.core.run.waiting import Deferred, Suspend
-from holdfast.core.workflow.step_errors import StepError, StepErrorKind
+from holdfast.core.workflow.steps.step_errors import StepError, StepErrorKind
 
 
 class StepCall(CallRequest):
