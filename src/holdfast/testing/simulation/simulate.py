@@ -5,8 +5,9 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from holdfast.testing.simulation.plan import Plan, StoreKind, make_plan, plan_runs
-from holdfast.testing.simulation.world import AppFactory, World, WorldOutcome
+from holdfast.testing.simulation.plan import Plan, StoreKind
+from holdfast.testing.simulation.scenarios.draw_plan import make_plan, plan_runs
+from holdfast.testing.simulation.world.world import AppFactory, World, WorldOutcome
 
 #: Worlds that the search for a smaller failing plan may try.
 _MAX_SHRINKS = 120

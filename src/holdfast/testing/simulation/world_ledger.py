@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.testing.simulation.scheduler import Scheduler
+from holdfast.testing.simulation.machine.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from holdfast.app import App
-from holdfast.testing.simulation.process import SimulatedProcess
+from holdfast.testing.simulation.machine.process import SimulatedProcess
 
 if TYPE_CHECKING:
-    from holdfast.testing.simulation.world import World
+    from holdfast.testing.simulation.world.world import World
 
 _TERMINAL = frozenset({"done", "failed", "cancelled"})
 _MAX_KILLS = 3

@@ -8,7 +8,7 @@ from typing import Literal
 
 import apsw
 
-from holdfast.testing.simulation.scheduler import ProcessDied, Scheduler
+from holdfast.testing.simulation.machine.scheduler import ProcessDied, Scheduler
 
 SECTOR = 512
 

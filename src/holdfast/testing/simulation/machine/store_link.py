@@ -11,8 +11,8 @@ from holdfast.checkpoint.errors import StoreClosed, StoreUnavailable
 from holdfast.checkpoint.workers import WorkerIdentity
 from holdfast.db.tables import Tables
 from holdfast.stores.memory import MemoryStore
-from holdfast.testing.simulation.process import SimulatedProcess
-from holdfast.testing.simulation.scheduler import Scheduler
+from holdfast.testing.simulation.machine.process import SimulatedProcess
+from holdfast.testing.simulation.machine.scheduler import Scheduler
 
 
 class Weather:

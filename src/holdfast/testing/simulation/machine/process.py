@@ -13,9 +13,9 @@ from holdfast.checkpoint.workers import PROCESSES, Processes, ProcessIdentity
 from holdfast.clock import CLOCK, Timer
 from holdfast.concurrency import _BACKGROUND_TASKS, THREADS
 from holdfast.ids import RANDOM
-from holdfast.testing.simulation.event_loop import SimulatedLoop
-from holdfast.testing.simulation.scheduler import Actor, ProcessDied, Scheduler
-from holdfast.testing.simulation.threads import SimulatedThreads
+from holdfast.testing.simulation.machine.event_loop import SimulatedLoop
+from holdfast.testing.simulation.machine.scheduler import Actor, ProcessDied, Scheduler
+from holdfast.testing.simulation.machine.threads import SimulatedThreads
 
 _EPOCH = datetime(2030, 1, 1, tzinfo=UTC)
 

@@ -14,14 +14,14 @@ from typing import Any
 from holdfast.app import App
 from holdfast.checkpoint.store import RunStore
 from holdfast.config import WorkerSettings
-from holdfast.testing.simulation.backends import MemoryBackend, SqliteBackend
-from holdfast.testing.simulation.client_jobs import Assignment, ClientJob, ClientJobs
+from holdfast.testing.simulation.machine.backends import MemoryBackend, SqliteBackend
+from holdfast.testing.simulation.machine.process import SimulatedProcess, Surroundings
+from holdfast.testing.simulation.machine.scheduler import Scheduler, Stuck
 from holdfast.testing.simulation.plan import Fault, Plan
-from holdfast.testing.simulation.process import SimulatedProcess, Surroundings
-from holdfast.testing.simulation.recorded_tools import record_effects
-from holdfast.testing.simulation.scheduler import Scheduler, Stuck
-from holdfast.testing.simulation.script_agent import ScriptedProcess
-from holdfast.testing.simulation.world_audit import WorldAudit
+from holdfast.testing.simulation.scenarios.recorded_tools import record_effects
+from holdfast.testing.simulation.scenarios.script_agent import ScriptedProcess
+from holdfast.testing.simulation.world.client_jobs import Assignment, ClientJob, ClientJobs
+from holdfast.testing.simulation.world.world_audit import WorldAudit
 from holdfast.testing.simulation.world_ledger import WorldLedger
 
 #: Virtual seconds until all clients have to be served, and until all runs have to end after that.

@@ -9,11 +9,11 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
-from holdfast.testing.simulation.scheduler import ProcessDied, Scheduler
-from holdfast.testing.simulation.threads import SimulatedExecutor
+from holdfast.testing.simulation.machine.scheduler import ProcessDied, Scheduler
+from holdfast.testing.simulation.machine.threads import SimulatedExecutor
 
 if TYPE_CHECKING:
-    from holdfast.testing.simulation.process import SimulatedProcess
+    from holdfast.testing.simulation.machine.process import SimulatedProcess
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

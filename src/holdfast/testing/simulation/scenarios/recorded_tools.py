@@ -9,7 +9,7 @@ from typing import Any
 from holdfast.core.agents.agent import Agent, AgentSource
 from holdfast.core.agents.tool import Tool
 from holdfast.core.agents.tool_context import current_call
-from holdfast.testing.simulation.process import SimulatedProcess
+from holdfast.testing.simulation.machine.process import SimulatedProcess
 from holdfast.testing.simulation.world_ledger import ToolEffect, WorldLedger
 
 

@@ -16,11 +16,11 @@ from holdfast.clock import Clock
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sqlite import SqliteStore
 from holdfast.stores.sqlite.database import Database
-from holdfast.testing.simulation.disk import DiskFault, Kept, SimulatedDisk
+from holdfast.testing.simulation.machine.disk import DiskFault, Kept, SimulatedDisk
+from holdfast.testing.simulation.machine.process import SimulatedClock, SimulatedProcess
+from holdfast.testing.simulation.machine.scheduler import Scheduler
+from holdfast.testing.simulation.machine.store_link import SharedMemory, StoreLink, Weather, finish
 from holdfast.testing.simulation.plan import Fault, Plan
-from holdfast.testing.simulation.process import SimulatedClock, SimulatedProcess
-from holdfast.testing.simulation.scheduler import Scheduler
-from holdfast.testing.simulation.store_link import SharedMemory, StoreLink, Weather, finish
 
 #: Seconds without a heartbeat after which a worker is dead.
 LEASE_S = 5.0

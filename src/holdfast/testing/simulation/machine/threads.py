@@ -10,10 +10,10 @@ from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from holdfast.concurrency import Threads
-from holdfast.testing.simulation.scheduler import ProcessDied, Scheduler
+from holdfast.testing.simulation.machine.scheduler import ProcessDied, Scheduler
 
 if TYPE_CHECKING:
-    from holdfast.testing.simulation.process import SimulatedProcess
+    from holdfast.testing.simulation.machine.process import SimulatedProcess
 
 T = TypeVar("T")
 

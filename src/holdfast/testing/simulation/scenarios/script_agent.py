@@ -16,8 +16,8 @@ from holdfast.core.agents.waiting_tools import ask_person, sleep, wait_for
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import Message, Reply, System, ToolCall, ToolResult, Usage, User
 from holdfast.core.run.waiting import ApprovalRequest, Deferred
-from holdfast.testing.simulation.process import SimulatedProcess
-from holdfast.testing.simulation.recorded_tools import begin_effect
+from holdfast.testing.simulation.machine.process import SimulatedProcess
+from holdfast.testing.simulation.scenarios.recorded_tools import begin_effect
 from holdfast.testing.simulation.world_ledger import WorldLedger
 
 #: A step: the tool calls of one reply, each a tool and its arguments.

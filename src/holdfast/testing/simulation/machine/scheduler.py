@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from holdfast.testing.simulation.process import SimulatedProcess
+    from holdfast.testing.simulation.machine.process import SimulatedProcess
 
 
 class ProcessDied(BaseException):

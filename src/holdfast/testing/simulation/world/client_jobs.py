@@ -14,11 +14,11 @@ from holdfast.core.run.waiting import Approve, Deny, RunWaiting, Value, WaitingC
 from holdfast.db.tables import TablesError
 from holdfast.root_error import HoldfastError
 from holdfast.runtime.operations.mailing import AlreadyAnswered, NotWaiting
+from holdfast.testing.simulation.machine.process import SimulatedProcess
 from holdfast.testing.simulation.plan import Action, PlannedRun
-from holdfast.testing.simulation.process import SimulatedProcess
 
 if TYPE_CHECKING:
-    from holdfast.testing.simulation.world import World
+    from holdfast.testing.simulation.world.world import World
 
 #: How often a client repeats a request.
 _MAX_TRIES = 8
