@@ -31,7 +31,6 @@ from holdfast.runtime.app_options import AppOptions, check_options, make_ports
 from holdfast.runtime.blocking import exit_on_signal, report_resume, run_blocking
 from holdfast.runtime.lifetime import Lifetime
 from holdfast.runtime.operations.run_client import NO_STORE, NOT_OPEN, RunClient
-from holdfast.runtime.operations.store_services import StoreServices
 from holdfast.runtime.parts import WorkingParts
 from holdfast.runtime.run_map import BATCH_LABEL, BatchItem, run_batch
 from holdfast.runtime.status_server import render_metrics
@@ -139,7 +138,8 @@ class App(RunClient):
         return self
 
     async def _open(self, *, take_runs: bool) -> None:
-        self._check_not_open()
+        if self._lifetime is not None:
+            self._lifetime.check_ended()
         self._lifetime = lifetime = Lifetime(self._close)
         self._signals = None
         try:
@@ -152,14 +152,6 @@ class App(RunClient):
         lifetime.start()
         if self.worker_settings.handle_signals and can_install_handlers():
             self._signals = ShutdownSignals(self.shutdown)
-
-    def _check_not_open(self) -> None:
-        """Raise `DefinitionError` if the App is open. An event loop that was closed has taken it along."""
-        if self._lifetime is None or not self._lifetime.is_open:
-            return
-        if self._lifetime.loop is not asyncio.get_running_loop():
-            raise DefinitionError("the App is open in another event loop: use App.replace() for a second one")
-        raise DefinitionError("the App is open already: share it, or use App.replace() for a second one")
 
     async def _open_parts(self, *, take_runs: bool) -> None:
         executor = Executor(
@@ -176,29 +168,23 @@ class App(RunClient):
             await services.checkpoints.open()
         await self._table_users.open()
         if services is not None:
-            await self._start_parts(services, executor, take_runs=take_runs)
+            self._parts = await WorkingParts.open(
+                services,
+                executor,
+                self.agents,
+                self.worker_settings,
+                self._clock,
+                counts_runs=self._telemetry is not None,
+            )
+            self._host = self._parts.attacher
+            if take_runs:
+                self._parts.worker.start()
         self._was_opened = True
         self._executor = executor
         if self._schedule is not None:
             self._schedule.bind(self.submit, self.agents)
             if take_runs:
                 self._start_schedule()
-
-    async def _start_parts(self, services: StoreServices, executor: Executor, *, take_runs: bool) -> None:
-        for limit in self.worker_settings.concurrency_limits:
-            await services.store.set_limit(limit.kind, limit.name, limit.max_runs, default=True)
-        services.start()
-        self._parts = WorkingParts.open(
-            services,
-            executor,
-            self.agents,
-            self.worker_settings,
-            self._clock,
-            counts_runs=self._telemetry is not None,
-        )
-        self._host = self._parts.attacher
-        if take_runs:
-            self._parts.worker.start()
 
     async def __aexit__(
         self,
@@ -230,17 +216,12 @@ class App(RunClient):
         if self._schedule_loop is not None:
             self._schedule_loop.cancel()
             self._schedule_loop = None
-        parts, services = self._parts, self._services
-        if parts is not None and services is not None:
-            services.changes.notify()  # callers that wait for other processes leave
-            parts.worker.stop()
-            await parts.janitor.close()
+        if self._parts is not None:
+            await self._parts.stop()
         # The executor drains its runs, then ends the claims of this process, then closes the store.
         await executor.shutdown(self.worker_settings.shutdown_timeout if timeout is None else timeout)
-        if parts is not None and services is not None:
-            await parts.worker.close()
-            await parts.health.close()
-            await services.stop()
+        if self._parts is not None:
+            await self._parts.close()
         await self._table_users.close()
         if self._signals is not None:
             self._signals.remove()

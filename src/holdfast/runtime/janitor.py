@@ -5,7 +5,7 @@ import logging
 from contextlib import suppress
 from datetime import timedelta
 
-from holdfast.checkpoint.errors import CheckpointError, RunNotFound
+from holdfast.checkpoint.errors import CheckpointError, RunNotFound, StoreClosed
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.store import END
 from holdfast.checkpoint.workers import measure_queues
@@ -65,12 +65,14 @@ class Janitor:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def run(self) -> None:
-        """Tick until cancelled. A store error is logged, and the next tick retries."""
+        """Tick until the store is closed. Another store error is logged, and the next tick retries."""
         with self._changes.listen() as changed:
             while True:
                 await changed.wait()
                 try:
                     await self.tick()
+                except StoreClosed:
+                    return
                 except (CheckpointError, TablesError) as exc:
                     log.warning("a poll of the store failed, will retry: %s", exc)
                     await self._clock.sleep(POLL_INTERVAL)

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from holdfast.concurrency import run_in_background
+from holdfast.core.errors import DefinitionError
 
 log: logging.Logger = logging.getLogger("holdfast.run")
 
@@ -30,10 +31,13 @@ class Lifetime:
         """Whether this is a child of the process that opened the App: threads and sockets are not its own."""
         return os.getpid() != self._pid
 
-    @property
-    def is_open(self) -> bool:
+    def check_ended(self) -> None:
+        """Raise `DefinitionError` if the App is open. An event loop that was closed has taken it along."""
         is_closed = self._closing is not None and self._closing.done()
-        return not is_closed and not self.loop.is_closed() and not self.is_forked
+        if is_closed or self.loop.is_closed() or self.is_forked:
+            return
+        where = "already: share it, or" if self.loop is asyncio.get_running_loop() else "in another event loop:"
+        raise DefinitionError(f"the App is open {where} use App.replace() for a second one")
 
     def start(self) -> None:
         """Watch the event loop from now on."""

@@ -19,13 +19,14 @@ from holdfast.runtime.worker import Worker
 class WorkingParts:
     """Made when an App opens. The worker is not started."""
 
+    services: StoreServices
     worker: Worker
     janitor: Janitor
     attacher: RunAttacher
     health: HealthCheck
 
     @classmethod
-    def open(
+    async def open(
         cls,
         services: StoreServices,
         executor: Executor,
@@ -35,15 +36,31 @@ class WorkingParts:
         *,
         counts_runs: bool,
     ) -> Self:
-        """Make the parts, and start the janitor, which `counts_runs` for the telemetry."""
+        """Set the limits, make the parts, and start the janitor, which `counts_runs` for the telemetry."""
+        for limit in settings.concurrency_limits:
+            await services.store.set_limit(limit.kind, limit.name, limit.max_runs, default=True)
+        services.start()
         worker = Worker(
             services, executor, agents, concurrency=settings.concurrency, max_runs=settings.max_runs, clock=clock
         )
         janitor = Janitor(services.checkpoints, executor, services.changes, clock=clock, counts_runs=counts_runs)
         janitor.start()
         return cls(
+            services=services,
             worker=worker,
             janitor=janitor,
             attacher=RunAttacher(services, agents, worker, janitor, executor, clock=clock),
             health=HealthCheck(services.store, worker, clock),
         )
+
+    async def stop(self) -> None:
+        """Take no further runs, and let callers leave who wait for other processes."""
+        self.services.changes.notify()
+        self.worker.stop()
+        await self.janitor.close()
+
+    async def close(self) -> None:
+        """End what is left once the executor has ended its runs and claims."""
+        await self.worker.close()
+        await self.health.close()
+        await self.services.stop()
