@@ -1,6 +1,12 @@
 """The OpenAPI description is what the server does."""
 
+import importlib
+import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -88,3 +94,72 @@ async def test_bodies_that_fit_the_description_are_accepted(
         except jsonschema.ValidationError:
             valid = False
         assert (accepted, valid) == (fits, fits), body
+
+
+def generate_client(description: dict[str, Any], tmp_path: Path) -> None:
+    """Generate the package `generated_client` in a folder. No operation may be left out."""
+    (tmp_path / "openapi.json").write_text(json.dumps(description))
+    options = {"path": tmp_path / "openapi.json", "output-path": tmp_path / "generated_client", "meta": "none"}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # of ruff, which formats the client
+    subprocess.run(
+        [sys.executable, "-m", "openapi_python_client", "generate", "--fail-on-warning"]
+        + [f"--{name}={value}" for name, value in options.items()],
+        check=True,
+        env={**os.environ, "PATH": path},
+    )
+
+
+async def test_a_generated_client_starts_a_run_and_reads_it(
+    site: Site, description: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate_client(description, tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    package, models = map(importlib.import_module, ("generated_client", "generated_client.models"))
+    api = {
+        name: importlib.import_module(f"generated_client.api.default.{name}")
+        for name in ("submit_run", "get_result", "get_run")
+    }
+    client = package.Client(base_url=site.url, headers={"x-user": "ann"}, timeout=60)
+    async with client:
+        request = models.RunRequest(
+            agent="clerk", input_=["note"], labels=models.RunRequestLabelsType0.from_dict({"a": "b"})
+        )
+        accepted = await api["submit_run"].asyncio(client=client, body=request, idempotency_key="generated")
+        assert accepted == models.RunReference(run_id="generated")
+        result: Any = None
+        while not isinstance(result, models.RunResult):
+            result = await api["get_result"].asyncio("generated", client=client, wait=1)
+            assert isinstance(result, models.RunReference | models.RunResult), result
+        run = await api["get_run"].asyncio("generated", client=client)
+        assert run.labels.to_dict() == {"a": "b"}
+        assert 0 < run.elapsed <= run.total
+        problem = await api["get_run"].asyncio("none", client=client)
+        assert (problem.status, problem.title) == (404, "Run not found")
+
+
+async def test_a_refused_method_is_answered_with_all_methods_of_the_path(
+    description: dict[str, Any], ann: httpx.AsyncClient
+) -> None:
+    for path, methods in description["paths"].items():
+        refused = await ann.put(re.sub(r"{\w+}", "x", path))
+        assert refused.status_code == 405
+        assert {each.strip().lower() for each in refused.headers["allow"].split(",")} == set(methods)
+
+
+async def test_an_error_names_a_conversation_by_its_key(ann: httpx.AsyncClient) -> None:
+    path = "/conversations/talker/named"
+    accepted = await ann.post(f"{path}/messages", json={"content": "hello", "id": "first"})
+    stored_id = accepted.json()["run_id"]
+    assert stored_id.count("named") == 1
+    assert len(stored_id) > len("named")
+    for response in (
+        await ann.get("/conversations/talker/none"),
+        await ann.get(f"{path}/turns/none"),
+        await ann.post(f"{path}/messages", json={"content": "something else", "id": "first"}),
+        await ann.post(f"{path}/fork", json={"at_turn": 99, "key": "other"}),
+        await ann.post(f"{path}/fork", json={"at_turn": 1, "key": "named"}),
+    ):
+        detail = response.json()["detail"]
+        assert response.is_client_error
+        assert re.search(r"conversation (named|none)\b", detail), detail
+        assert stored_id.partition("named")[0] not in detail

@@ -8,11 +8,10 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-import msgspec
-
 from holdfast.cli.output import Stderr, format_error, ignore_broken_pipe, one_line, print_json_line, sanitize
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.core.errors import ModelUnavailable, RunInterrupted, RunParked
+from holdfast.core.json_value import lower_durations
 from holdfast.core.log import RETRY_LOG
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.run_events import (
@@ -234,7 +233,7 @@ class JsonEventPrinter(ProgressListener):
     """Prints each event as a line of JSON to stdout."""
 
     async def on_event(self, info: RunInfo, event: Event) -> None:
-        fields = msgspec.to_builtins(event)
+        fields = lower_durations(event)
         del fields["type"], fields["run_id"]
         self._print(info, event.type, **fields)
 

@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
+from holdfast.core.json_value import lower_durations
 from holdfast.root_error import HoldfastError
 
 if TYPE_CHECKING:
@@ -65,8 +66,8 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def encode_json(value: Any) -> bytes:
-    """Encode any value as JSON. Types without a JSON form are encoded as text."""
-    return msgspec.json.encode(value, enc_hook=str)
+    """Encode any value as JSON. A duration is in seconds. Types without a JSON form are encoded as text."""
+    return msgspec.json.encode(lower_durations(value))
 
 
 def format_value(value: Any) -> str:

@@ -204,7 +204,7 @@ class AsyncClient:
             async for frame in read_frames(response.aiter_raw()):
                 if frame.event == "end":
                     return
-                yield msgspec.json.decode(frame.data, type=Event)
+                yield msgspec.json.decode(frame.data, type=Event, strict=False)
         raise ServerUnavailable(f"the events of run {run_id} were cut off")
 
     def conversation(self, agent: str, key: str) -> AsyncConversation:

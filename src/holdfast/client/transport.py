@@ -28,14 +28,14 @@ class Requests:
     async def get(self, path: str, expected: type[T], query: Mapping[str, Any] | None = None) -> T:
         """Read something."""
         response = await self._send("GET", path, params=query, repeat=True)
-        return msgspec.json.decode(response.content, type=expected)
+        return msgspec.json.decode(response.content, type=expected, strict=False)
 
     async def get_when_ended(self, path: str, expected: type[T]) -> T:
         """Read a result, and ask again until there is one."""
         while True:
             response = await self._send("GET", path, params={"wait": _RESULT_WAIT}, timeout=STREAM_TIMEOUT, repeat=True)
             if response.status_code == httpx.codes.OK:
-                return msgspec.json.decode(response.content, type=expected)
+                return msgspec.json.decode(response.content, type=expected, strict=False)
 
     async def post(
         self,
@@ -50,7 +50,7 @@ class Requests:
         content = None if body is None else msgspec.json.encode(body)
         sent = {**(headers or {}), **({} if content is None else {"content-type": "application/json"})}
         response = await self._send("POST", path, content=content, headers=sent, repeat=repeat)
-        return msgspec.json.decode(response.content, type=expected)
+        return msgspec.json.decode(response.content, type=expected, strict=False)
 
     async def delete(self, path: str) -> None:
         """Remove something."""

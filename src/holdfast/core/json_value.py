@@ -1,6 +1,7 @@
 """JSON values: data that a store returns unchanged."""
 
 import re
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -88,3 +89,19 @@ def _equal_as_json(lowered: Any, back: Any) -> bool:
             and all(_equal_as_json(value, back[key]) for key, value in lowered.items())
         )
     return bool(lowered == back)
+
+
+def lower_durations(value: Any) -> Any:
+    """Return a value as plain data for readers of other languages: a duration is its number of seconds.
+
+    Types without a plain form become text.
+    """
+    return _replace_durations(msgspec.to_builtins(value, builtin_types=(timedelta, msgspec.Raw), enc_hook=str))
+
+
+def _replace_durations(value: Any) -> Any:
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, dict):
+        return {key: _replace_durations(item) for key, item in value.items()}
+    return [_replace_durations(item) for item in value] if isinstance(value, list | tuple) else value

@@ -7,13 +7,13 @@ import unicodedata
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Literal, ParamSpec
 
-import msgspec
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
 
 from holdfast.app import App
 from holdfast.core.errors import PayloadError
+from holdfast.core.json_value import lower_durations
 from holdfast.mcp.run_tools import RunTools, describe_query
 from holdfast.root_error import HoldfastError
 
@@ -33,7 +33,7 @@ def encode_bounded(value: Any) -> str:
     Raises:
         PayloadError: it has too many parts.
     """
-    plain = msgspec.to_builtins(value)
+    plain = lower_durations(value)
     for length in _TEXT_LENGTHS:
         text = escape_text(json.dumps(_cut(plain, length), ensure_ascii=False))
         if len(text) <= MAX_LENGTH:

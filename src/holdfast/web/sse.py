@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from holdfast.clock import CLOCK
+from holdfast.core.json_value import lower_durations
 from holdfast.core.run.run_events import Event
 from holdfast.root_error import HoldfastError
 
@@ -35,11 +36,12 @@ def encode_event(event: Event) -> bytes:
 
 
 def encode_json(value: Any) -> bytes:
-    """Encode as JSON. Half surrogate pairs, which a model may cut in its deltas, become `?`."""
+    """Encode as JSON, durations in seconds. Half surrogate pairs, which a model may cut in its deltas, become `?`."""
+    plain = lower_durations(value)
     try:
-        return msgspec.json.encode(value)
+        return msgspec.json.encode(plain)
     except UnicodeEncodeError:
-        return msgspec.json.encode(_replace_surrogates(msgspec.to_builtins(value)))
+        return msgspec.json.encode(_replace_surrogates(plain))
 
 
 def _replace_surrogates(value: Any) -> Any:

@@ -12,6 +12,7 @@ from holdfast.checkpoint.record import StoredRun
 from holdfast.cli.opening import open_store
 from holdfast.cli.options import QUERY_OPTIONS, JsonOption, RunArgument, StoreOption, take_options
 from holdfast.cli.output import Output, one_line, print_diagnostic, print_json, print_json_line
+from holdfast.core.json_value import lower_durations
 from holdfast.runtime.reading import formatting
 from holdfast.runtime.reading.formatting import utc_now
 from holdfast.runtime.reading.run_summary import RunSummary, summarize_run
@@ -24,7 +25,7 @@ def export(run: RunArgument, store: StoreOption = "") -> None:
     The first line is the run's record, the others are all entries of its journal. No agent's code is needed.
     """
     stored = asyncio.run(_load(store, run))
-    print_json_line({"kind": "run", **msgspec.to_builtins(summarize_run(stored.record))})
+    print_json_line({"kind": "run", **lower_durations(summarize_run(stored.record))})
     for entry in stored.entries:
         print_json_line({"kind": entry.kind, "seq": entry.seq, **_encode_body(entry)})
 

@@ -35,8 +35,9 @@ _SCHEMA_PLACE = "#/components/schemas/{name}"
 def make_openapi(operations: Iterable[Operation]) -> dict[str, Any]:
     """Return the description of the operations as plain data."""
     operations = list(operations)
-    types = [each for operation in operations for each in (operation.request, operation.response) if each is not None]
-    schemas, components = msgspec.json.schema_components([*types, Problem], ref_template=_SCHEMA_PLACE)
+    bodies = [each for op in operations for each in (op.request, op.response, *op.other_responses.values())]
+    types = [each for each in bodies if each is not None]
+    schemas, components = _complete(msgspec.json.schema_components([*types, Problem], ref_template=_SCHEMA_PLACE))
     described = dict(zip(map(repr, [*types, Problem]), schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
@@ -49,18 +50,36 @@ def make_openapi(operations: Iterable[Operation]) -> dict[str, Any]:
     }
 
 
+def _complete(schema: Any) -> Any:
+    """Return a schema with what is sent for a duration, and with the items of an array that may have any.
+
+    Generators of clients ignore operations with an array of unknown items.
+    """
+    if isinstance(schema, list | tuple):
+        return [_complete(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("format") == "duration":
+        return {"type": "number", "description": "Seconds.", **({"default": 0} if "default" in schema else {})}
+    items: dict[str, Any] = {"items": {}} if schema.get("type") == "array" else {}
+    return {**items, **{name: _complete(each) for name, each in schema.items()}}
+
+
 def _describe(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     names = re.findall(r"{(\w+)(?::\w+)?}", operation.path)
     path = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
-    response: dict[str, Any] = {"description": operation.summary}
-    if operation.response is not None:
-        response["content"] = {operation.media_type: {"schema": schemas[repr(operation.response)]}}
+    responses: dict[str, Any] = {}
+    for status, kind in {operation.status: operation.response, **operation.other_responses}.items():
+        responses[str(status)] = {"description": operation.summary}
+        if kind is not None:
+            media_type = operation.media_type if status == operation.status else "application/json"
+            responses[str(status)]["content"] = {media_type: {"schema": schemas[repr(kind)]}}
     described: dict[str, Any] = {
         "operationId": operation.handler.__name__,
         "summary": operation.summary,
         "parameters": path + list(map(_describe_parameter, operation.parameters)),
         "responses": {
-            str(operation.status): response,
+            **responses,
             "default": {
                 "description": "The request was refused.",
                 "content": {PROBLEM_JSON: {"schema": schemas[repr(Problem)]}},
@@ -109,7 +128,7 @@ def make_api(app: App, *, authorize: Authorize | None = None, allowed_origins: C
     return WebApplication(
         app,
         [
-            *map(server.make_route, OPERATIONS),
+            *map(server.make_route, dict.fromkeys(operation.path for operation in OPERATIONS)),
             Route("/openapi.json", server.describe, methods=["GET"]),
             Route("/metrics", server.render_metrics, methods=["GET"]),
         ],
@@ -149,11 +168,16 @@ class _Server:
         self._app, self._authorize, self._allowed_origins = app, authorize, allowed_origins
         self._description = encode_json(make_openapi(OPERATIONS))
 
-    def make_route(self, operation: Operation) -> Route:
-        async def endpoint(request: Request) -> Response:
-            return await self._serve(operation, request)
+    def make_route(self, path: str) -> Route:
+        """Return the route of a path: one for all methods, so that `Allow` names them all."""
+        by_method: dict[str, Operation] = {
+            operation.method: operation for operation in OPERATIONS if operation.path == path
+        }
 
-        route = Route(operation.path, endpoint, methods=[operation.method], name=operation.handler.__name__)
+        async def endpoint(request: Request) -> Response:
+            return await self._serve(by_method[request.method], request)
+
+        route = Route(path, endpoint, methods=list(by_method))
         assert route.methods is not None
         route.methods.discard("HEAD")  # it would read a stream to its end
         return route

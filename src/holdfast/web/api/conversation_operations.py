@@ -1,6 +1,7 @@
 """Operations on conversations. Their events are those of the run with their id."""
 
 import asyncio
+import functools
 from typing import Any
 from urllib.parse import quote
 
@@ -11,6 +12,7 @@ from holdfast.checkpoint.errors import RunConflict, RunNotFound
 from holdfast.checkpoint.store import get_record
 from holdfast.core.execution.native_loop import get_loop
 from holdfast.core.run.prompt import Prompt
+from holdfast.root_error import HoldfastError
 from holdfast.runtime.operations.conversations import CONVERSATION_LABEL, Conversation, When, make_conversation_id
 from holdfast.runtime.reading.run_views import RunList
 from holdfast.web.api.operation import (
@@ -18,6 +20,7 @@ from holdfast.web.api.operation import (
     LIST_PARAMETERS,
     MAX_WAIT,
     Context,
+    Handler,
     Operation,
     RequestParameter,
     describe_number,
@@ -100,10 +103,31 @@ async def _find(context: Context) -> Conversation[Any]:
     return context.app.conversation(agent, key, caller_id=record.caller_id)  # a fork inherits the caller
 
 
+def _name_by_key(handler: Handler) -> Handler:
+    """Let errors name a conversation by its key, as the client does, and not by the id of the run that stores it."""
+
+    @functools.wraps(handler)
+    async def call(context: Context) -> Any:
+        try:
+            return await handler(context)
+        except HoldfastError as exc:
+            agent, keys = context.request.path_params["agent"], [context.request.path_params["key"]]
+            if isinstance(context.body, ConversationForkRequest):
+                keys.append(context.body.key)
+            for key in keys:
+                run_id = make_conversation_id(agent, scope_key(context.principal, agent, key))
+                text = str(exc).replace(f"run {run_id}", f"conversation {key}").replace(run_id, key)
+                exc.args = (text, *exc.args[1:])
+            raise
+
+    return call
+
+
 async def list_conversations(context: Context) -> RunList:
     return await list_runs(context, CONVERSATION_LABEL)
 
 
+@_name_by_key
 async def send_turn(context: Context) -> TurnReference:
     body: TurnRequest = context.body
     parameters = context.request.path_params
@@ -112,6 +136,7 @@ async def send_turn(context: Context) -> TurnReference:
     return TurnReference(run_id=conversation.run_id, turn_id=turn_id)
 
 
+@_name_by_key
 async def get_conversation(context: Context) -> ConversationHistory:
     conversation = await _find(context)
     return ConversationHistory(run_id=conversation.run_id, turns=tuple(await _read_turns(context, conversation)))
@@ -140,6 +165,7 @@ def _summarize(turn: JournaledTurn) -> TurnSummary:
     )
 
 
+@_name_by_key
 async def get_turn(context: Context) -> TurnSummary | Response:
     conversation, turn_id = await _find(context), context.request.path_params["turn_id"]
     wait = read_number(context.request, "wait", DEFAULT_WAIT, MAX_WAIT)
@@ -152,6 +178,7 @@ async def get_turn(context: Context) -> TurnSummary | Response:
     return next(turn for turn in await _read_turns(context, conversation) if turn.turn_id == turn_id)
 
 
+@_name_by_key
 async def fork_conversation(context: Context) -> RunReference:
     if context.principal.run_id is not None:
         raise Forbidden("this token is for one conversation: it starts no other")
@@ -166,6 +193,7 @@ async def fork_conversation(context: Context) -> RunReference:
     return RunReference(run_id=fork.run_id)
 
 
+@_name_by_key
 async def erase_conversation(context: Context) -> None:
     await (await _find(context)).erase()
 
@@ -207,6 +235,7 @@ CONVERSATION_OPERATIONS = (
         scope="read",
         summary="Wait for the end of a turn. 202 says that it has not ended, and the client asks again.",
         response=TurnSummary,
+        other_responses={202: TurnReference},
         parameters=(
             RequestParameter(
                 name="wait", description="How many seconds to wait.", schema=describe_number(DEFAULT_WAIT, MAX_WAIT)

@@ -81,6 +81,8 @@ class Operation:
     #: The type of the response's body. `None`: it has none.
     response: Any = None
     status: int = 200
+    #: The types of the bodies of other successful responses, by status; `None` for one without a body.
+    other_responses: Mapping[int, Any] = field(default_factory=dict)
     media_type: str = "application/json"
     parameters: tuple[RequestParameter, ...] = ()
 

@@ -283,6 +283,7 @@ RUN_OPERATIONS = (
         scope="read",
         summary="Wait for the result of a run. 202 says that it has not ended, and the client asks again.",
         response=RunResult,
+        other_responses={202: RunReference},
         parameters=(
             RequestParameter(
                 name="wait",
@@ -298,6 +299,7 @@ RUN_OPERATIONS = (
         scope="read",
         summary="The events of a run as server-sent events, until it ends. Durable events have an id.",
         response=Event,
+        other_responses={204: None},
         media_type="text/event-stream",
         parameters=(
             RequestParameter(name="Last-Event-ID", description="Continue after this event.", place="header"),

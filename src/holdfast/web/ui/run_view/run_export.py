@@ -15,6 +15,7 @@ from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import StoredRun
 from holdfast.runtime.reading.run_summary import summarize_run
 from holdfast.runtime.reading.transcript import Transcript, get_loop_name
+from holdfast.web.sse import encode_json
 from holdfast.web.ui.run_view.run_steps import build_steps
 from holdfast.web.ui.site import Site
 
@@ -33,7 +34,7 @@ def _encode(stored: StoredRun) -> bytes:
     items = transcript.read(stored.entries)
     transcript.close(stored.record)
     document = {"run": summarize_run(stored.record), "transcript": items}
-    return msgspec.json.format(msgspec.json.encode(document), indent=2)
+    return msgspec.json.format(encode_json(document), indent=2)
 
 
 async def export_html(site: Site, request: Request) -> Response:
