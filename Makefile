@@ -94,7 +94,7 @@ chaos-ha: $(READY) postgresql pgbouncer ## Kill, switch over and cut off the lea
 	$(BIN)/python -m tests.chaos.ha
 
 mutants: $(READY) ## Change the code in sampled places and see whether a test fails (hours; MUTANTS="--count 50 web")
-	$(BIN)/python tools/mutants.py $(MUTANTS)
+	$(BIN)/python -m tools.mutants $(MUTANTS)
 
 bench: $(BENCH_READY) postgresql ## Measure against the raw limits of this machine and compare with the baseline (9 minutes)
 	$(BIN)/python -m bench --guard

@@ -53,11 +53,31 @@ def test_a_sample_depends_on_the_seed_only(module: Path, tmp_path: Path) -> None
     assert len(mutants.sample("web", 100, 1, tmp_path)) == 9
 
 
-def test_the_tests_of_the_own_folder_come_first_and_every_test_exists() -> None:
-    own = mutants.list_tests("core", mutants.PACKAGE / "core/agents/tool.py")
-    assert own[:2] == ["tests/core/agents", "tests/core"]
-    missing = [path for paths in mutants.TESTS.values() for path in paths if not (mutants.ROOT / path).exists()]
-    assert missing == []
+def test_a_mutant_is_run_against_the_tests_that_enter_its_function_the_fastest_first(
+    module: Path, tmp_path: Path
+) -> None:
+    records = mutants.Records({
+        "a.py::test_slow": (2.0, ["point.py::Point.move.<locals>.inner"]),
+        "a.py::test_other": (0.1, ["point.py::Point.moved"]),
+        "b.py::test_fast": (1.0, ["point.py::Point.move"]),
+        "c.py::test_process": (0.5, ["processes"]),
+        "c.py::test_shares_the_process": (0.2, []),
+    })  # fmt: skip
+    within, *_ = mutants.find_mutants(module, tmp_path)
+    assert within.function == "Point.move"
+    assert records.find_covering(within) == ["b.py::test_fast", "a.py::test_slow"]
+    outside = within._replace(function="")
+    assert records.find_covering(outside) == ["a.py::test_other", "b.py::test_fast", "a.py::test_slow"]
+    assert records.find_with_processes() == ["c.py::test_process", "c.py::test_shares_the_process"]
+
+
+def test_a_sample_of_a_part_or_of_one_module_has_the_tests_of_its_package(module: Path, tmp_path: Path) -> None:
+    assert len(mutants.sample("web/point", 100, 1, tmp_path)) == 9
+    assert mutants.list_tests("web/point") == mutants.list_tests("web")
+
+
+def test_every_path_of_tests_exists() -> None:
+    assert [path for paths in mutants.TESTS.values() for path in paths if not (mutants.ROOT / path).exists()] == []
 
 
 def _index(offset: int) -> int:

@@ -1,39 +1,46 @@
 """A mutation score: change the code in one place, and see whether a test fails.
 
-    python tools/mutants.py                          20 mutants of each package
-    python tools/mutants.py --count 50 web fanout    50 mutants of each of these
-    python tools/mutants.py --seed 7 --list stores   print the sample and run nothing
+    python -m tools.mutants                          20 mutants of each package
+    python -m tools.mutants --count 50 web fanout    50 mutants of each of these
+    python -m tools.mutants --count 25 core/workflow part of a package
+    python -m tools.mutants --seed 7 --list stores   print the sample and run nothing
 
-A sample depends only on the code and the seed. The tests run in a copy of the work tree, with `-x`: those of the
-mutant's own folder first. A mutant that makes them hang is caught. A survivor whose change no user could observe is
-listed in `tools/equivalent_mutants.txt`, as this program prints it after its line number.
+A sample depends only on the code and the seed. The tests run in a copy of the work tree, with `-x`: first those that
+enter the changed function, the fastest first, then those that start processes. `build/mutants` remembers which test
+enters which function; `--record` observes all tests again. A mutant that makes the tests hang is caught. A survivor
+whose change no user could observe is listed in `tools/equivalent_mutants.txt`, as this program prints it after its
+line number.
 """
 
 import argparse
 import ast
+import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tools.covering_tests import PROCESSES
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path("src/holdfast")
 EQUIVALENT = ROOT / "tools/equivalent_mutants.txt"
+RECORDS = ROOT / "build/mutants"
 #: The least score of each package, in percent.
 GOAL = 95
 
 #: By package: the tests that have to notice its mutants. Browsers, npm and PostgreSQL are left out: they take minutes.
 TESTS = {
     "core": ("tests/core", "tests/app", "tests/runtime"),
-    "checkpoint": ("tests/checkpoint", "tests/runtime", "tests/core/execution", "tests/stores/test_contract.py"),
-    "runtime": ("tests/runtime", "tests/app", "tests/core/execution"),
+    "checkpoint": ("tests/checkpoint", "tests/runtime", "tests/core", "tests/stores"),
+    "runtime": ("tests/runtime", "tests/app", "tests/core"),
     "stores": ("tests/stores", "tests/runtime", "tests/app"),
     "fanout": ("tests/fanout", "tests/cli/test_compare.py"),
     "batteries": ("tests/batteries",),
@@ -42,7 +49,8 @@ TESTS = {
 }
 #: Modules that the chosen tests do not reach.
 _SKIPPED = ("stores/postgres/", "web/ui/", "web/protocols/")
-_PYTEST = ("-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider", "--timeout", "60")
+_PYTEST = ("-m", "pytest", "-q", "-x", "-n", "0", "--no-header", "--tb", "no", "-p", "no:cacheprovider",
+           "-p", "tools.covering_tests")  # fmt: skip
 _DESELECTED = ("-k", "not postgres and not front_ends", "--ignore", "tests/web/ui", "--ignore", "tests/web/protocols")
 _COPIED = (
     "src",
@@ -73,6 +81,8 @@ class Mutant(NamedTuple):
     end: int
     old: str
     new: str
+    #: The qualified name of the function that contains it; empty outside of functions.
+    function: str
 
     def __str__(self) -> str:
         return f"{self.path}: {_shorten(self.old)} => {_shorten(self.new)}"
@@ -88,11 +98,25 @@ def find_mutants(path: Path, root: Path = ROOT) -> Iterator[Mutant]:
     offsets = [0]
     for line in source.splitlines(keepends=True):
         offsets.append(offsets[-1] + len(line))
-    for node, new in _walk(ast.parse(source)):
+    tree = ast.parse(source)
+    functions = dict(_name_lines(tree, ""))
+    for node, new in _walk(tree):
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
         start, end = offsets[node.lineno - 1] + node.col_offset, offsets[node.end_lineno - 1] + node.end_col_offset
-        yield Mutant(path, node.lineno, start, end, source[start:end].decode(), new)
+        yield Mutant(path, node.lineno, start, end, source[start:end].decode(), new, functions.get(node.lineno, ""))
+
+
+def _name_lines(tree: ast.AST, prefix: str) -> Iterator[tuple[int, str]]:
+    """Return each line within a function, with the qualified name of the outermost function."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            yield from ((line, prefix + node.name) for line in range(node.lineno, node.end_lineno + 1))
+        elif isinstance(node, ast.ClassDef):
+            yield from _name_lines(node, f"{prefix}{node.name}.")
+        else:
+            yield from _name_lines(node, prefix)
 
 
 def _walk(node: ast.AST) -> Iterator[tuple[ast.expr | ast.stmt, str]]:
@@ -138,82 +162,139 @@ def _replace(node: ast.expr | ast.stmt) -> Iterator[str]:
 
 def sample(package: str, count: int, seed: int, root: Path = ROOT) -> list[Mutant]:
     """Return a sample of the mutants of a package."""
-    paths = sorted(path.relative_to(root) for path in (root / PACKAGE / package).rglob("*.py"))
+    whole = root / PACKAGE / package
+    files = [whole.with_suffix(".py")] if whole.with_suffix(".py").is_file() else whole.rglob("*.py")
+    paths = sorted(path.relative_to(root) for path in files)
     chosen = [path for path in paths if not path.relative_to(PACKAGE).as_posix().startswith(_SKIPPED)]
     found = [mutant for path in chosen for mutant in find_mutants(path, root)]
     return random.Random(f"{seed} {package}").sample(found, min(count, len(found)))  # noqa: S311 - no secret
 
 
-def list_tests(package: str, path: Path | None = None) -> list[str]:
-    """Return the tests of a package, those of the folder of `path` first."""
-    tests = list(TESTS[package])
-    if path is not None:
-        own = Path("tests") / path.relative_to(PACKAGE).parent
-        if own.as_posix() not in tests and (ROOT / own).is_dir():
-            tests.insert(0, own.as_posix())
-    return tests
+class Records:
+    """Which tests enter which functions, and how long they take."""
+
+    def __init__(self, recorded: dict[str, tuple[float, list[str]]]) -> None:
+        self.seconds = {name: seconds for name, (seconds, _) in recorded.items()}
+        self._functions = {name: frozenset(functions) for name, (_, functions) in recorded.items()}
+        self._with_processes = {_file(name) for name, functions in self._functions.items() if PROCESSES in functions}
+
+    def find_covering(self, mutant: Mutant) -> list[str]:
+        """Return the tests that enter the function of the mutant, or any of its module. The fastest come first."""
+        start = f"{mutant.path.name}::{mutant.function}"
+
+        def enters(functions: frozenset[str]) -> bool:
+            return any(each == start or each.startswith(f"{start}.") for each in functions)
+
+        found = {name for name, functions in self._functions.items() if mutant.function and enters(functions)}
+        if not found:
+            start = start.partition("::")[0] + "::"
+            found = {name for name, all_ in self._functions.items() if any(each.startswith(start) for each in all_)}
+        return sorted(found, key=self.seconds.__getitem__)
+
+    def find_with_processes(self) -> list[str]:
+        """Return the tests of the files that start processes: those may enter any function."""
+        return [name for name in self.seconds if _file(name) in self._with_processes]
 
 
 class Runner:
     """Runs tests in a copy of the work tree."""
 
-    def __init__(self, folder: Path, processes: int) -> None:
-        self._folder, self._processes = folder, processes
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         for name in _COPIED:
             copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
             copy(ROOT / name, folder / name)
 
-    def passes(self, tests: Sequence[str], timeout_s: float) -> bool:
-        """Whether all tests pass within the timeout."""
-        command = [sys.executable, *_PYTEST, "-n", str(self._processes), *_DESELECTED, *tests]
-        environment = {**os.environ, "PYTHONPATH": str(self._folder / "src")}
-        process = subprocess.Popen(
-            command, cwd=self._folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )  # fmt: skip
-        try:
-            return process.wait(timeout_s) == 0
-        except subprocess.TimeoutExpired:
-            return False
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+    def record(self, tests: str) -> dict[str, tuple[float, list[str]]]:
+        """Run tests without a mutant, unless that was done before, and return what they enter."""
+        path = RECORDS / f"{tests.replace('/', '-')}.json"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            failed = self._run([tests], 3600, COVERING_RECORD=str(path))
+            if failed is not None:
+                path.unlink(missing_ok=True)
+                raise SystemExit(f"{failed} fails without a mutant")
+        recorded: dict[str, tuple[float, list[str]]] = json.loads(path.read_text())
+        return recorded
 
-    def is_caught(self, mutant: Mutant, tests: Sequence[str], timeout_s: float) -> bool:
-        """Whether the tests notice the mutant. The copy is restored."""
+    def find_catching(self, mutant: Mutant, records: Records, tests: Sequence[str]) -> str | None:
+        """Return a test that notices the mutant, or None. The copy is restored."""
         original = (self._folder / mutant.path).read_bytes()
         mutant.apply(self._folder)
+        covering = records.find_covering(mutant)
+        others = set(records.find_with_processes()) - set(covering)
         try:
-            return not self.passes(tests, timeout_s)
+            caught_by = self._run_only(covering, records.seconds, tests)
+            return caught_by or self._run_only(sorted(others), records.seconds, tests)
         finally:
             (self._folder / mutant.path).write_bytes(original)
 
+    def _run_only(self, chosen: list[str], known: dict[str, float], tests: Sequence[str]) -> str | None:
+        """Run the chosen tests, and those that are not known yet, and return one that fails."""
+        selection = self._folder / "selection.json"
+        selection.write_text(json.dumps({"run": chosen, "known": known}))
+        new = {path.relative_to(ROOT).as_posix() for test in tests for path in (ROOT / test).rglob("test_*.py")}
+        files = {_file(name) for name in chosen} | new - {_file(name) for name in known}
+        present = sorted(name for name in files if (self._folder / name).exists())
+        return self._run(present, 1800, COVERING_TESTS=str(selection)) if present else None
 
-def measure(package: str, mutants: Sequence[Mutant], runner: Runner, equivalent: frozenset[str]) -> float:
+    def _run(self, tests: Sequence[str], timeout_s: float, **environment: str) -> str | None:
+        """Run tests, and return one that fails."""
+        command = [sys.executable, *_PYTEST, *_DESELECTED, *tests]
+        process = subprocess.Popen(
+            command, cwd=self._folder, env={**os.environ, "PYTHONPATH": str(self._folder / "src"), **environment},
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, text=True,
+        )  # fmt: skip
+        try:
+            output, _ = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            return "a timeout"
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
+        if process.returncode in (0, 5):  # 5: no test was chosen
+            return None
+        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+        return failed[1] if failed else f"exit code {process.returncode} of pytest"
+
+
+def measure(
+    package: str, mutants: Sequence[Mutant], runner: Runner, equivalent: frozenset[str], verbose: bool
+) -> float:
     """Print the survivors and the score of a package, and return the score in percent."""
-    began = time.monotonic()
-    if not runner.passes(list_tests(package), 3600):
-        raise SystemExit(f"the tests of {package} fail without a mutant: run {' '.join(list_tests(package))}")
-    timeout_s = 60 + 3 * (time.monotonic() - began)
+    tests = list_tests(package)
+    recorded: dict[str, tuple[float, list[str]]] = {}
+    for each in tests:
+        recorded |= runner.record(each)
+    records = Records(recorded)
     counted = [mutant for mutant in mutants if str(mutant) not in equivalent]
     caught = 0
     for mutant in counted:
-        if runner.is_caught(mutant, list_tests(package, mutant.path), timeout_s):
-            caught += 1
-        else:
+        test = runner.find_catching(mutant, records, tests)
+        caught += test is not None
+        if test is None:
             print(f"  survived, line {mutant.line}: {mutant}", flush=True)
+        elif verbose:
+            print(f"  caught, line {mutant.line}: {mutant}  [{test}]", flush=True)
     score = 100 * caught / len(counted) if counted else 100.0
-    print(f"{package:<12} {caught:>4} of {len(counted):>4}  {score:.0f}%", flush=True)
+    alike = len(mutants) - len(counted)
+    print(f"{package:<14} {caught:>4} of {len(counted):>4}  {score:.0f}%  ({alike} equivalent)", flush=True)
     return score
+
+
+def list_tests(package: str) -> tuple[str, ...]:
+    """Return the tests of a package, or of the package that contains it."""
+    return TESTS[package.partition("/")[0]]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure how many mutants of the code its tests notice.")
-    parser.add_argument("packages", nargs="*", choices=[*TESTS, []], metavar="PACKAGE", help=", ".join(TESTS))
+    parser.add_argument("packages", nargs="*", metavar="PACKAGE", help=", ".join(TESTS))
     parser.add_argument("--count", type=int, default=20, help="mutants of each package")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--processes", type=int, default=2, help="pytest workers")
+    parser.add_argument("--record", action="store_true", help="observe again which test enters which function")
+    parser.add_argument("--verbose", action="store_true", help="print caught mutants too, each with a test that fails")
     parser.add_argument("--list", action="store_true", help="print the sample and run nothing")
     given = parser.parse_args()
     samples = {package: sample(package, given.count, given.seed) for package in given.packages or TESTS}
@@ -221,10 +302,18 @@ def main() -> int:
         print("\n".join(f"line {mutant.line}: {mutant}" for mutants in samples.values() for mutant in mutants))
         return 0
     known = EQUIVALENT.read_text().splitlines() if EQUIVALENT.exists() else []
+    if given.record:
+        shutil.rmtree(RECORDS, ignore_errors=True)
     with tempfile.TemporaryDirectory() as folder:
-        runner = Runner(Path(folder), given.processes)
-        scores = [measure(package, mutants, runner, frozenset(known)) for package, mutants in samples.items()]
+        runner = Runner(Path(folder))
+        scores = [
+            measure(package, mutants, runner, frozenset(known), given.verbose) for package, mutants in samples.items()
+        ]
     return 0 if min(scores) >= GOAL else 1
+
+
+def _file(test: str) -> str:
+    return test.partition("::")[0]
 
 
 def _shorten(text: str) -> str:

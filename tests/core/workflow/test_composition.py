@@ -103,3 +103,31 @@ async def test_a_transcript_shows_the_calls_of_a_workflow() -> None:
 def test_a_workflow_as_a_tool_checks_its_arguments() -> None:
     with pytest.raises(ValueError, match="Expected `int`"):
         add.to_tool().check({"left": "many"})
+
+
+async def test_an_item_that_fails_cancels_the_others_and_its_error_is_raised() -> None:
+    waiting, cancelled = asyncio.Event(), list[str]()
+
+    @tool(effect="pure")
+    async def work(item: str) -> None:
+        if item == "fails":
+            await waiting.wait()
+            raise LookupError("no such item")
+        try:
+            waiting.set()
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(20):  # cleaning up takes more than one turn of the event loop
+                await asyncio.sleep(0)
+            cancelled.append(item)
+
+    @workflow
+    async def flow() -> list[str]:
+        try:
+            await map_items(work, ["waits", "fails"])
+        except StepFailed as exc:
+            return [exc.message, *cancelled]
+        return []
+
+    async with App([flow], MemoryStore()) as app:
+        assert (await app.run(flow)).output == ["no such item", "waits"]

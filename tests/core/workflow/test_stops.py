@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from tests.core.null_listener import NullListener
 from tests.simulated_host import SimulatedHost
 
 from holdfast import App, RunWaiting, tool, wait_for
@@ -140,3 +141,52 @@ async def test_a_workflow_that_waits_with_plain_code_beside_it_is_unwound() -> N
             await app.run(flow, run_id="r")
         await app.signal("r", "go", "went")
         assert (await app.result("r")).output == "went"
+
+
+async def test_a_listener_may_call_a_tool_when_the_workflow_has_ended() -> None:
+    heard: list[str] = []
+
+    @tool
+    async def thank(name: str) -> str:
+        return f"thank you, {name}"
+
+    class ThankingListener(NullListener):
+        async def on_output(self, info: RunInfo, output: Any) -> None:
+            heard.append(await thank(output))
+
+    @workflow
+    async def flow() -> str:
+        return "Ada"
+
+    async with App([flow], MemoryStore(), listener=ThankingListener()) as app:
+        await app.run(flow)
+    assert heard == ["thank you, Ada"]
+
+
+async def test_a_branch_that_is_cancelled_before_its_run_is_not_recorded_as_cancelled() -> None:
+    store, begun, hangs = MemoryStore(), asyncio.Event(), [True]
+    branches: list[asyncio.Task[Any]] = []
+
+    @tool(effect="pure")
+    async def read(name: str) -> str:
+        if hangs[0]:
+            begun.set()
+            await asyncio.Event().wait()
+        return name
+
+    @workflow
+    async def flow() -> list[str]:
+        branches[:] = [asyncio.ensure_future(read(name)) for name in "ab"]
+        return list(await asyncio.gather(*branches))
+
+    before = asyncio.all_tasks()
+    async with App([flow], store) as app:
+        waiting = asyncio.create_task(app.run(flow, run_id="r"))
+        await begun.wait()
+        others = asyncio.all_tasks() - before
+        for task in (*branches, *others):  # as the end of an event loop does: it cancels them in any order
+            task.cancel()
+        await asyncio.wait([waiting])
+    hangs[0] = False
+    async with App([flow], store) as other:
+        assert (await other.result("r")).output == ["a", "b"]

@@ -16,7 +16,9 @@ from holdfast.core.agents.tool_context import ToolContext
 from holdfast.core.errors import RunCancelled, RunError, RunParked, StepsExceeded, ToolFailed
 from holdfast.core.run.info import RunInfo
 from holdfast.core.workflow.definition import Workflow
+from holdfast.core.workflow.undo import UNDO_TIMEOUT
 from holdfast.stores.memory import MemoryStore
+from holdfast.testing.manual_clock import ManualClock
 from holdfast.workflows import StepFailed, saga, workflow
 
 DONE: list[str] = []
@@ -108,6 +110,32 @@ async def test_a_saga_undoes_its_own_steps_and_the_function_continues() -> None:
     async with App([flow], MemoryStore()) as app:
         assert (await app.run(flow)).output == "went on"
     assert DONE == ["reserve kept", "reserve a", "release a ticket a", "reserve instead"]
+
+
+async def test_a_saga_that_has_failed_fails_in_a_later_attempt_too() -> None:
+    fails, caught = [True], list[str]()
+
+    @workflow
+    async def flow() -> None:
+        try:
+            async with saga():
+                await reserve("a")
+                if fails[0]:
+                    raise LookupError("no seat")
+        except (LookupError, StepFailed) as exc:
+            caught.append(f"{type(exc).__name__}: {exc}")
+        await wait_for("go")
+
+    async with App([flow], MemoryStore()) as app:
+        with pytest.raises(RunWaiting):
+            await app.run(flow, run_id="r")
+        assert caught == ["LookupError: no seat"]
+        fails[0] = False
+        await app.signal("r", "go")
+        await app.result("r")
+    assert DONE == ["reserve a", "release a ticket a"]
+    assert len(caught) == 2
+    assert "LookupError: no seat" in caught[1]
 
 
 async def test_an_undo_that_fails_is_recorded_and_the_others_are_made(caplog: pytest.LogCaptureFixture) -> None:
@@ -365,6 +393,29 @@ async def test_a_cancel_without_a_worker_is_left_to_the_next_one() -> None:
         with pytest.raises(RunCancelled):
             await other.result("r")
     assert DONE == ["reserve a", "reserve b", "release b ticket b", "release a ticket a"]
+
+
+async def test_a_cancelled_function_that_waits_for_no_step_is_ended_after_the_timeout_of_an_undo() -> None:
+    clock, entered, hangs = ManualClock(), asyncio.Event(), [False]
+
+    @workflow
+    async def flow() -> Any:
+        await reserve("a")
+        if hangs[0]:
+            entered.set()
+            await asyncio.Event().wait()
+        return await wait_for("go")
+
+    async with App([flow], MemoryStore(clock=clock), clock=clock) as app:
+        with pytest.raises(RunWaiting):
+            await app.run(flow, run_id="r")
+        hangs[0] = True
+        await app.cancel("r")
+        await entered.wait()
+        await clock.advance(UNDO_TIMEOUT)
+        with pytest.raises(RunCancelled):
+            await app.result("r")
+    assert DONE == ["reserve a", "release a ticket a"]
 
 
 async def test_a_parked_workflow_that_is_cancelled_undoes_its_steps() -> None:

@@ -236,6 +236,30 @@ async def test_a_call_with_changed_arguments_parks_the_run_and_is_not_made() -> 
     assert paid == [1]
 
 
+async def test_a_person_gives_the_result_of_a_call_with_changed_arguments() -> None:
+    arguments = [1]
+
+    @tool
+    async def pay(at: int) -> int:
+        return at
+
+    @workflow
+    async def flow() -> int:
+        got: int = await pay(arguments[0])
+        await wait_for("go")
+        return got
+
+    async with App([flow], MemoryStore()) as app:
+        await start(app, flow)
+        arguments[0] = 2
+        await app.signal("r", "go", None)
+        with pytest.raises(RunParked, match="changed arguments"):
+            await app.result("r")
+        [call] = [each for each in (await app.get("r")).pending_calls if each.tool == "pay"]
+        await app.unpark("r", {call.call_id: 20})
+        assert (await app.result("r")).output == 20
+
+
 async def test_a_recorded_call_is_found_although_the_code_was_reordered() -> None:
     made: list[str] = []
 

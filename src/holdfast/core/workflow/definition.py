@@ -12,7 +12,7 @@ from holdfast.core.agents.tool import Tool
 from holdfast.core.agents.tool_context import current_call
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.result import OutputT
-from holdfast.core.validation import check_callable, check_text, check_type
+from holdfast.core.validation import check_callable
 from holdfast.core.workflow.function.restart import Restart
 from holdfast.core.workflow.function.workflow_function import WorkflowFunction
 from holdfast.core.workflow.workflow_loop import WorkflowLoop
@@ -46,8 +46,6 @@ class Workflow(Generic[OutputT]):
         """
         check_callable("the function of a workflow", function)
         self.name: str = name if name is not None else str(getattr(function, "__name__", ""))
-        check_text("the name of a workflow", self.name)
-        check_type(f"workflow {self.name}: bounds", bounds, Bounds)
         self.description: str = description if description is not None else inspect.getdoc(function) or ""
         self.agent_id = agent_id
         self.function = function

@@ -127,7 +127,7 @@ class Saga:
             return
         if FAILED_SCOPE.get() is not None:
             return  # what is around it has failed, and undoes its steps
-        if error is not None and not self._is_recorded:
+        if error is not None:
             self._error = StepError.from_exception(error, ())
         await self._undo_steps()
         if error is None and self._error is not None:
