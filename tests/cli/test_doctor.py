@@ -129,3 +129,46 @@ async def test_doctor_says_how_many_journals_it_has_read(shell: Shell) -> None:
     assert damage.detail == ("every run can be read (the journals of 2 of 6 queued and ended runs; --all reads all)")
     shell.ok("submit", "sampler", "note")
     assert findings(shell, "--all", code=0)["damage"]["detail"] == "every run can be read"
+
+
+ORDERS = """
+from holdfast import App, tool
+from holdfast.workflows import wait_for, workflow
+
+@tool
+async def pay(euro: str) -> str:
+    print("paid", euro)
+    return f"receipt {euro}"
+
+@workflow
+async def order(euro: str) -> str:
+    print("entered")
+    receipt = await pay(euro)
+    await wait_for("delivered")
+    return receipt
+
+app = App([order], "sqlite:runs.db")
+"""
+
+
+def test_a_deploy_that_would_repeat_a_payment_is_found_by_re_entry(shell: Shell) -> None:
+    (shell.folder / "orders.py").write_text(ORDERS)
+    (shell.folder / "orders_new.py").write_text(ORDERS.replace("await pay(euro)", "await pay(euro + '0')"))
+    done = shell.run("run", "orders:order", "7", "--run-id", "r1")
+    assert "paid 7" in done.stdout
+    assert shell.states() == {"r1": "waiting"}
+    found = findings(shell, "orders:app", "--reenter", code=0)
+    assert found["re-entry"]["detail"] == "1 workflow runs fit this code"
+    assert "re-entry" not in findings(shell, "orders_new:app", code=0)
+    found = findings(shell, "orders_new:app", "--reenter", code=1)
+    assert (found["re-entry"]["level"], found["re-entry"]["runs"]) == ("wrong", ["r1"])
+    assert "it would be parked: changed arguments" in found["re-entry"]["reasons"]["r1"]
+    said = shell.run("doctor", "orders_new:app", "--reenter")
+    assert "wrong    re-entry: r1: it would be parked" in said.stdout
+    assert said.stderr == "entered\n", "what the code prints, and no log of an attempt"
+    assert findings(shell, "orders_new:app", "--reenter", "--agent", "other", code=0)["re-entry"]["level"] == "ok"
+    assert shell.states() == {"r1": "waiting"}  # looked at, not touched
+    done = shell.run("doctor", "--reenter")
+    assert done.returncode == 2
+    assert "--reenter needs the code" in done.stderr
+    assert shell.run("doctor", "orders:app", "--reenter", "--limit", "0").returncode == 2

@@ -21,6 +21,7 @@ from holdfast.core.execution.native_loop import get_loop
 from holdfast.core.loop import PendingCall
 from holdfast.root_error import HoldfastError
 from holdfast.runtime.reading import formatting
+from holdfast.runtime.reading.reentries import DEFAULT_LIMIT, reenter_runs
 from holdfast.runtime.reading.transcript import Transcript, get_loop_name
 
 
@@ -95,20 +96,35 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     level: Level
     detail: str
     runs: list[str] = []
+    #: Why each of these runs is listed, by its id.
+    reasons: dict[str, str] = {}
+
+
+class ReentryOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Which workflow runs are re-entered."""
+
+    agent: str | None = None
+    limit: int = DEFAULT_LIMIT
 
 
 class Doctor:
     """Checks a store, the records of all runs, and the journals of those in progress and of a sample of the others."""
 
     def __init__(
-        self, store: RunStore, agents: Mapping[str, AgentSource] | None, *, sample: int | None = SAMPLE_SIZE
+        self,
+        store: RunStore,
+        agents: Mapping[str, AgentSource] | None,
+        *,
+        sample: int | None = SAMPLE_SIZE,
+        reentry: ReentryOptions | None = None,
     ) -> None:
         """Check `store`; with `agents`, also whether these can resume its runs.
 
         Args:
             sample: how many journals of queued and ended runs are read at most. `None`: all.
+            reentry: also call the workflows of runs up to their first new step.
         """
-        self._store, self._agents, self._sample = store, agents, sample
+        self._store, self._agents, self._sample, self._reentry = store, agents, sample, reentry
         #: The journal of every n-th queued or ended run is read.
         self._stride = 1
         self._sampled = 0
@@ -134,9 +150,30 @@ class Doctor:
                 self._check_record(record)
                 if self._is_journal_wanted(record):
                     await self._check_journal(record)
+            reentry = await self._check_reentry()
         except StoreError as exc:
             return [*findings, Finding(check="runs", level="wrong", detail=f"the runs cannot be listed: {exc}")]
-        return [*findings, *self._make_run_findings(), *self._make_code_findings()]
+        return [*findings, *self._make_run_findings(), *self._make_code_findings(), *reentry]
+
+    async def _check_reentry(self) -> list[Finding]:
+        if self._reentry is None or self._agents is None:
+            return []
+        options = self._reentry
+        found = await reenter_runs(self._store, self._agents, agent=options.agent, limit=options.limit)
+        wrong: dict[str, str] = {}
+        harmless: dict[str, str] = {}
+        for run in found.runs:
+            for each in run.mismatches:
+                reasons = harmless if each.harmless else wrong
+                reasons[run.run_id] = "; ".join(filter(None, (reasons.get(run.run_id), each.detail)))
+        number = formatting.format_number(len(found.runs))
+        findings = [_make_finding("re-entry", "wrong", wrong, f"{number} workflow runs fit this code")]
+        if harmless:
+            findings.append(_make_finding("re-entry of pure calls", "warning", harmless, ""))
+        if found.truncated:
+            detail = f"the oldest {number} workflow runs were re-entered: --limit sets another number"
+            findings.append(Finding(check="re-entry limit", level="warning", detail=detail))
+        return findings
 
     def _describe_sample(self) -> str:
         if self._stride == 1:
@@ -253,7 +290,7 @@ def _make_finding(check: str, level: Level, runs: Mapping[str, str], ok_detail: 
         return Finding(check=check, level="ok", detail=ok_detail)
     first = "; ".join(f"{run_id}: {reason}" for run_id, reason in list(runs.items())[:5])
     more = f"; and {len(runs) - 5} more" if len(runs) > 5 else ""
-    return Finding(check=check, level=level, detail=first + more, runs=list(runs))
+    return Finding(check=check, level=level, detail=first + more, runs=list(runs), reasons=dict(runs))
 
 
 #: The modules that define errors. Those of an extra that is not installed are left out.

@@ -12,7 +12,7 @@ from holdfast.app import App
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.checkpoint.store import RunStore
 from holdfast.checkpoint.workers import LimitUsage
-from holdfast.cli.doctor import SAMPLE_SIZE, Doctor, Finding, load_explanations
+from holdfast.cli.doctor import SAMPLE_SIZE, Doctor, Finding, ReentryOptions, load_explanations
 from holdfast.cli.loading import load_agents, load_object
 from holdfast.cli.opening import make_store, open_store, report_slow_open, resolve_store_url
 from holdfast.cli.options import JsonOption, StoreOption
@@ -20,6 +20,7 @@ from holdfast.cli.output import STYLES, CommandError, Output, UsageError, format
 from holdfast.config import ConcurrencyLimit
 from holdfast.core.agents.agent import AgentSource
 from holdfast.db.urls import POSTGRES_SCHEMES, redact_url
+from holdfast.runtime.reading.reentries import DEFAULT_LIMIT
 
 if TYPE_CHECKING:
     from holdfast.cli.opening import TablesVersion
@@ -33,6 +34,18 @@ def doctor(
     all_runs: Annotated[
         bool, typer.Option("--all", help="Read the journals of all runs, also of many that are queued or have ended.")
     ] = False,
+    reenter: Annotated[
+        bool,
+        typer.Option(
+            "--reenter", help="Also call the workflows of stored runs, up to their first call without a result."
+        ),
+    ] = False,
+    agent: Annotated[
+        str, typer.Option("--agent", metavar="NAME", help="Re-enter only the runs of this workflow.")
+    ] = "",
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", help="Re-enter at most this many runs, the oldest first.", min=1)
+    ] = DEFAULT_LIMIT,
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
@@ -41,10 +54,14 @@ def doctor(
     Changes nothing. Exits with 1 if something is wrong. With MODULE:APP it is a preflight check before a deploy: can
     this code load and resume every stored run? It then checks the App's own store, unless --store names another.
     """
+    if reenter and not code:
+        raise UsageError("--reenter needs the code whose workflows are called: give MODULE:APP")
+    reentry = ReentryOptions(agent=agent or None, limit=limit) if reenter else None
     found = load_object(code) if code else None
     own = found.store if isinstance(found, App) and not store else None
     where = "the App's own store" if own is not None else redact_url(resolve_store_url(store))
-    findings = asyncio.run(_run_checks(own, store, where, load_agents(code) if code else None, all_runs))
+    agents = load_agents(code) if code else None
+    findings = asyncio.run(_run_checks(own, store, where, agents, all_runs, reentry))
     if as_json:
         print_json(findings)
     else:
@@ -60,6 +77,7 @@ async def _run_checks(
     where: str,
     agents: Mapping[str, AgentSource] | None,
     all_runs: bool,
+    reentry: ReentryOptions | None,
 ) -> list[Finding]:
     try:
         store = own if own is not None else make_store(store_url)
@@ -70,7 +88,7 @@ async def _run_checks(
     try:
         return [
             Finding(check="store", level="ok", detail=f"{where} can be opened"),
-            *await Doctor(store, agents, sample=None if all_runs else SAMPLE_SIZE).run(),
+            *await Doctor(store, agents, sample=None if all_runs else SAMPLE_SIZE, reentry=reentry).run(),
         ]
     finally:
         await store.close()

@@ -55,6 +55,7 @@ class Executor:
         shutdown_timeout: timedelta = timedelta(seconds=30),
         metrics: RunMetrics | None = None,
         redact: Redact | None = None,
+        log_attempts: bool = True,
     ) -> None:
         """Make an executor.
 
@@ -65,6 +66,7 @@ class Executor:
                 keeps its checkpoint for recovery.
             shutdown_timeout: for a shutdown that names none, such as that of a process which a tool ends.
             redact: removes secrets from the errors that are logged.
+            log_attempts: log how each attempt begins and ends.
         """
         self._shutdown_timeout, clock = shutdown_timeout, clock or CLOCK.get()
         metrics = RunMetrics() if metrics is None else metrics
@@ -76,7 +78,7 @@ class Executor:
             default_loop=NATIVE_LOOP,
             threads=ToolThreads(),
             metrics=metrics,
-            observers=(RunLog(redact), metrics),
+            observers=(RunLog(redact), metrics) if log_attempts else (metrics,),
             require_durability=require_durability,
             shutdown_exceptions=shutdown_exceptions,
         )

@@ -21,7 +21,7 @@ from holdfast.core.errors import RunCancelled, ToolTimeout
 from holdfast.core.execution.calling.call_retries import await_thread, retry_call, run_within_timeout
 from holdfast.core.workflow.steps.step_calls import StepCall, ToolStep, ValueStep
 from holdfast.core.workflow.steps.step_errors import StepError, StepFailed
-from holdfast.core.workflow.steps.step_log import SAGA
+from holdfast.core.workflow.steps.step_log import SAGA, WORKFLOW_SCOPE
 from holdfast.core.workflow.workflow_run import BRANCH_CALLS, FAILED_SCOPE, WorkflowRun
 
 log: logging.Logger = logging.getLogger("holdfast.run")
@@ -31,9 +31,6 @@ UNDO_RETRY = Retry(max_tries=4, retry_on=Exception)
 
 #: For one try of an undo whose tool has no `timeout`.
 UNDO_TIMEOUT = timedelta(minutes=5)
-
-#: The step that records that a workflow has ended for good, before its steps are undone.
-WORKFLOW_SCOPE = "workflow"
 
 
 class UndoStep(StepCall):

@@ -29,7 +29,7 @@ class WorkflowLoop:
     name = WORKFLOW_LOOP_NAME
 
     def __init__(self, function: WorkflowFunction) -> None:
-        self._function = function
+        self.function = function
 
     @property
     def codec(self) -> MessageCodec:
@@ -37,7 +37,7 @@ class WorkflowLoop:
 
     def check_input(self, prompt: Any, inputs: Mapping[str, Any]) -> None:
         """Refuse an input that does not fit the function, before anything is stored."""
-        self._function.bind(prompt, inputs)
+        self.function.bind(prompt, inputs)
 
     def pending_calls(self, history: Sequence[Any]) -> Sequence[PendingCall]:
         return StepLog(history).pending
@@ -62,7 +62,7 @@ class WorkflowLoop:
 
     def load_output(self, stored: Any) -> Any:
         try:
-            return msgspec.convert(stored, self._function.returns)
+            return msgspec.convert(stored, self.function.returns)
         except (msgspec.ValidationError, TypeError) as exc:
             raise PayloadError(f"the result of the workflow does not fit its annotation: {exc}") from exc
 
@@ -94,12 +94,16 @@ class WorkflowLoop:
         """Call the function with the arguments of this life."""
         info = context.attempt.info
         prompt, inputs = (info.prompt, info.inputs) if life.arguments is None else ("", life.arguments)
-        arguments = self._function.bind(prompt, inputs)
+        arguments = self.function.bind(prompt, inputs)
         life.enter(context.state)
-        run = WorkflowRun(context, life)
+        run = self.make_run(context, life)
         output = await self._call_function(run, arguments)
         run.consume_messages()
         return output
+
+    def make_run(self, context: StepContext, life: Life) -> WorkflowRun:
+        """Return what makes the steps of one attempt."""
+        return WorkflowRun(context, life)
 
     async def _restart(self, context: StepContext, life: Life, following: "_NextLife") -> StepContext:
         """Begin the next life in one write: a crash before it repeats the end of this life, one after it does not."""
@@ -117,9 +121,9 @@ class WorkflowLoop:
         _CURRENT_CALL.set(None)  # a child run has inherited the call that started it
         try:
             async with WorkflowScope(run):
-                output = await self._function.call(arguments)
+                output = await self.function.call(arguments)
                 if isinstance(output, Restart):
-                    output = _NextLife(self._function.bind_restart(output))
+                    output = _NextLife(self.function.bind_restart(output))
         except BaseException as exc:
             if suspension.error is not None:
                 if isinstance(exc, asyncio.CancelledError) and task is not None:

@@ -16,6 +16,9 @@ from holdfast.core.workflow.steps.step_errors import AmbiguousStep, StepError
 #: The step that records the winner of `first`, and the one that records that a saga has failed.
 FIRST, SAGA = "first", "saga"
 
+#: The step that records that a workflow has ended for good, before its steps are undone.
+WORKFLOW_SCOPE = "workflow"
+
 
 class StepLog:
     """What a workflow has recorded so far, from its history."""
@@ -68,6 +71,11 @@ class StepLog:
             for call in self.calls.values()
             if call.id in self.results
         ]
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the workflow has recorded its own end, before its steps are undone."""
+        return any(result.tool == WORKFLOW_SCOPE for result in self.results.values())
 
     def is_settled_without_effect(self, call_id: str) -> bool:
         """Whether the code need not repeat this call: it lost interest, or a person has decided about it."""
