@@ -10,7 +10,6 @@ from holdfast.checkpoint.errors import StoreUnavailable
 from holdfast.core import errors as core_errors
 from holdfast.core.errors import RunFailed, RunParked
 from holdfast.core.run import waiting
-from holdfast.core.run.waiting import RunWaiting
 from holdfast.root_error import HoldfastError
 from holdfast.runtime.operations import mailing
 from holdfast.web import errors as web_errors
@@ -44,8 +43,6 @@ def make_error(response: httpx.Response) -> HoldfastError:
     if problem.status >= 500:
         return ServerUnavailable(problem.detail)
     kind = _CLASSES.get(problem.type.removeprefix(PROBLEM_TYPE), RequestError)
-    if kind is RunWaiting:
-        return RunWaiting(problem.calls[0].run_id if problem.calls else "", problem.calls)
     if kind is RunParked:
         reason, _, detail = problem.detail.removeprefix("parked, ").partition(": ")
         return RunParked(reason, detail)

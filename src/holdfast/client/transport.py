@@ -8,6 +8,8 @@ import httpx
 import msgspec
 
 from holdfast.client.errors import ServerUnavailable, make_error
+from holdfast.core.run.waiting import RunWaiting
+from holdfast.web.wire import Unfinished
 
 T = TypeVar("T")
 
@@ -31,11 +33,18 @@ class Requests:
         return msgspec.json.decode(response.content, type=expected, strict=False)
 
     async def get_when_ended(self, path: str, expected: type[T]) -> T:
-        """Read a result, and ask again until there is one."""
+        """Read a result, and ask again until there is one.
+
+        Raises:
+            RunWaiting: the run waits for a person, a signal or a result from outside.
+        """
         while True:
             response = await self._send("GET", path, params={"wait": _RESULT_WAIT}, timeout=STREAM_TIMEOUT, repeat=True)
             if response.status_code == httpx.codes.OK:
                 return msgspec.json.decode(response.content, type=expected, strict=False)
+            unfinished = msgspec.json.decode(response.content, type=Unfinished, strict=False)
+            if unfinished.calls:
+                raise RunWaiting(unfinished.run_id, unfinished.calls)
 
     async def post(
         self,

@@ -207,6 +207,15 @@ class RunReference(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
 
 
+class Unfinished(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The run, or the turn of a conversation, that has not ended."""
+
+    run_id: str
+    turn_id: str = ""
+    #: The calls that wait for a person, a signal or a result, without the hashes of their tokens.
+    calls: tuple[WaitingCall, ...] = ()
+
+
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a run that is done. The output is plain data."""
 
@@ -263,5 +272,3 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     title: str
     status: int
     detail: str
-    #: The calls that the run waits for, if it waits, without the hashes of their tokens.
-    calls: tuple[WaitingCall, ...] = ()

@@ -1,6 +1,5 @@
 """Operations on conversations. Their events are those of the run with their id."""
 
-import asyncio
 import functools
 from typing import Any
 from urllib.parse import quote
@@ -24,12 +23,11 @@ from holdfast.web.api.operation import (
     Operation,
     RequestParameter,
     describe_number,
-    read_number,
+    wait_for_end,
 )
 from holdfast.web.api.run_operations import list_runs
 from holdfast.web.auth import Principal
 from holdfast.web.errors import Forbidden
-from holdfast.web.sse import encode_json
 from holdfast.web.wire import (
     ConversationForkRequest,
     ConversationHistory,
@@ -37,6 +35,7 @@ from holdfast.web.wire import (
     TurnReference,
     TurnRequest,
     TurnSummary,
+    Unfinished,
 )
 
 
@@ -168,13 +167,11 @@ def _summarize(turn: JournaledTurn) -> TurnSummary:
 @_name_by_key
 async def get_turn(context: Context) -> TurnSummary | Response:
     conversation, turn_id = await _find(context), context.request.path_params["turn_id"]
-    wait = read_number(context.request, "wait", DEFAULT_WAIT, MAX_WAIT)
-    try:
-        async with asyncio.timeout(wait):
-            await conversation.result(turn_id)
-    except TimeoutError:
-        pending = TurnReference(run_id=conversation.run_id, turn_id=turn_id)
-        return Response(encode_json(pending), status_code=202, media_type="application/json")
+    unfinished = await wait_for_end(
+        context, functools.partial(conversation.result, turn_id), conversation.run_id, turn_id
+    )
+    if unfinished is not None:
+        return unfinished
     return next(turn for turn in await _read_turns(context, conversation) if turn.turn_id == turn_id)
 
 
@@ -233,9 +230,9 @@ CONVERSATION_OPERATIONS = (
         path=f"{_PATH}/turns/{{turn_id}}",
         handler=get_turn,
         scope="read",
-        summary="Wait for the end of a turn. 202 says that it has not ended, and the client asks again.",
+        summary="Wait for the end of a turn. 202 says that it has not ended; its `calls` wait for an answer.",
         response=TurnSummary,
-        other_responses={202: TurnReference},
+        other_responses={202: Unfinished},
         parameters=(
             RequestParameter(
                 name="wait", description="How many seconds to wait.", schema=describe_number(DEFAULT_WAIT, MAX_WAIT)

@@ -1,5 +1,6 @@
 """Operations of the API as data: their parameters and bodies, checked before a handler runs."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -7,15 +8,20 @@ from typing import Any, Literal, cast
 
 import msgspec
 from starlette.requests import Request
+from starlette.responses import Response
 
 from holdfast.app import App
 from holdfast.checkpoint.record import RunRecord
 from holdfast.checkpoint.store import RunStore
 from holdfast.core.errors import DefinitionError
+from holdfast.core.run.waiting import RunWaiting, WaitingCall
 from holdfast.runtime.reading.query_fields import QUERY_FIELDS, QueryField
 from holdfast.runtime.reading.run_views import RunQuery
+from holdfast.web.api.problems import RETRY_AFTER
 from holdfast.web.auth import Principal, Scope, find_visible
 from holdfast.web.errors import RequestError
+from holdfast.web.sse import encode_json
+from holdfast.web.wire import Unfinished
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,3 +234,23 @@ LIST_PARAMETERS = (
     ),
     RequestParameter(name="cursor", description="The cursor of the page before."),
 )
+
+
+async def wait_for_end(
+    context: Context, end: Callable[[], Awaitable[object]], run_id: str, turn_id: str = ""
+) -> Response | None:
+    """Wait for an end, as long as the request says. Returns what is answered if it has not come."""
+    wait = read_number(context.request, "wait", DEFAULT_WAIT, MAX_WAIT)
+    calls: tuple[WaitingCall, ...] = ()
+    try:
+        async with asyncio.timeout(wait):
+            await end()
+            return None
+    except TimeoutError:
+        pass
+    except RunWaiting as exc:
+        if not exc.calls:  # a conversation between two turns
+            raise
+        calls = exc.calls
+    unfinished = Unfinished(run_id=run_id, turn_id=turn_id, calls=calls)
+    return Response(encode_json(unfinished), 202, RETRY_AFTER if calls else None, "application/json")

@@ -31,7 +31,7 @@ from holdfast.core.errors import (
     RunInterrupted,
     RunParked,
 )
-from holdfast.core.run.waiting import RunWaiting, WaitingCall
+from holdfast.core.run.waiting import RunWaiting
 from holdfast.root_error import HoldfastError
 from holdfast.runtime.operations.mailing import NotWaiting
 from holdfast.web.errors import NotAuthenticated, RequestError
@@ -69,7 +69,7 @@ _SERVER_DETAILS = {
     503: "the server or its store is not available at present: try again",
 }
 _DAMAGED_ADVICE = "restore the store from a backup, or remove the run with `holdfast rm --force`"
-_RETRY_AFTER = {"retry-after": "2"}
+RETRY_AFTER = {"retry-after": "2"}
 
 
 def get_status(error: HoldfastError) -> int:
@@ -90,12 +90,11 @@ async def respond_to_error(request: Request, error: Exception) -> Response:
     status = get_status(error)
     if status >= 500 or isinstance(error, RunDamaged | RecordDecodeError):
         log.warning("%s %s: %s: %s", request.method, request.url.path, type(error).__name__, error)
-    headers = _RETRY_AFTER if status == 503 else {}
+    headers = RETRY_AFTER if status == 503 else {}
     if isinstance(error, NotAuthenticated):
         headers = {"www-authenticate": "Bearer"}
     detail = _SERVER_DETAILS.get(status, format_error(error))
-    calls = error.calls if isinstance(error, RunWaiting) else ()
-    return make_problem(status, detail, kind=type(error).__name__, headers=headers, calls=calls)
+    return make_problem(status, detail, kind=type(error).__name__, headers=headers)
 
 
 async def respond_to_http_error(request: Request, error: Exception) -> Response:
@@ -109,14 +108,7 @@ async def respond_to_unexpected_error(request: Request, error: Exception) -> Res
     return make_problem(500, _SERVER_DETAILS[500])
 
 
-def make_problem(
-    status: int,
-    detail: str,
-    *,
-    kind: str = "",
-    headers: Mapping[str, str] | None = None,
-    calls: tuple[WaitingCall, ...] = (),
-) -> Response:
+def make_problem(status: int, detail: str, *, kind: str = "", headers: Mapping[str, str] | None = None) -> Response:
     """Return a problem. `kind` is the name of the error class; without one the status says it all."""
     phrase = HTTPStatus(status).phrase
     title = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", kind).capitalize() or phrase
@@ -125,6 +117,5 @@ def make_problem(
         title=title,
         status=status,
         detail=detail,
-        calls=calls,
     )
     return Response(encode_json(problem), status, headers, PROBLEM_JSON)

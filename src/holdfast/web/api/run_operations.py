@@ -1,7 +1,7 @@
 """Operations on runs."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Mapping
+from functools import partial
 from typing import Any
 
 from starlette.responses import Response
@@ -29,10 +29,11 @@ from holdfast.web.api.operation import (
     describe_number,
     read_number,
     read_query,
+    wait_for_end,
 )
 from holdfast.web.auth import Principal, list_visible
 from holdfast.web.errors import Forbidden
-from holdfast.web.sse import EventStreamResponse, encode_events, encode_json
+from holdfast.web.sse import EventStreamResponse, encode_events
 from holdfast.web.wire import (
     AnswerRequest,
     ForkRequest,
@@ -46,6 +47,7 @@ from holdfast.web.wire import (
     RunRequestBody,
     RunResult,
     SignalRequest,
+    Unfinished,
     UnparkRequest,
 )
 
@@ -116,13 +118,9 @@ async def list_pending(context: Context) -> PendingCalls:
 
 async def get_result(context: Context) -> RunResult | Response:
     await context.find_run()
-    wait = read_number(context.request, "wait", DEFAULT_WAIT, MAX_WAIT)
-    try:
-        async with asyncio.timeout(wait):
-            await context.app.result(context.run_id)
-    except TimeoutError:
-        pending = RunReference(run_id=context.run_id)
-        return Response(encode_json(pending), status_code=202, media_type="application/json")
+    unfinished = await wait_for_end(context, partial(context.app.result, context.run_id), context.run_id)
+    if unfinished is not None:
+        return unfinished
     run = await context.app.get(context.run_id)  # its output is plain data
     return RunResult(run_id=run.run_id, output=run.output, usage=run.usage, steps=run.steps)
 
@@ -281,9 +279,9 @@ RUN_OPERATIONS = (
         path="/runs/{run_id}/result",
         handler=get_result,
         scope="read",
-        summary="Wait for the result of a run. 202 says that it has not ended, and the client asks again.",
+        summary="Wait for the result of a run. 202 says that it has not ended; its `calls` wait for an answer.",
         response=RunResult,
-        other_responses={202: RunReference},
+        other_responses={202: Unfinished},
         parameters=(
             RequestParameter(
                 name="wait",
