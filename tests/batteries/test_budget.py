@@ -28,6 +28,7 @@ from holdfast.batteries.budget import (
 )
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core import Message, Ports, ToolSchema
+from holdfast.core.errors import RunParked
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.state import RunState
 from holdfast.db.sqlite_tables import MemoryTables
@@ -75,6 +76,22 @@ class TestEveryLedger:
         await ledger.commit("s", ["b"], Spend(tokens=4), NOW)
         assert (await ledger.spent("a", NOW - WEEK)).tokens == 3
         assert (await ledger.spent("b", NOW - WEEK)).tokens == 7
+
+    async def test_a_limit_that_a_person_has_set_counts_until_it_is_taken_back(self, ledger: Ledger) -> None:
+        await ledger.commit("r", ["a", "b"], Spend(tokens=10), NOW)
+        await ledger.set_limit("a", "tokens", WEEK, 20)
+        assert await ledger.limits(WEEK) == {"a": {"tokens": 20}}
+        assert await ledger.limits(WEEK / 7) == {}
+        assert await ledger.reserve("s", [reservation(10)], NOW) is None
+        other = await ledger.reserve("s", [reservation(10, account="b")], NOW)
+        assert other is not None
+        assert (other.account, other.limit) == ("b", 10)
+        await ledger.set_limit("a", "tokens", WEEK, 5)
+        lowered = await ledger.reserve("s", [reservation(100)], NOW)
+        assert lowered is not None
+        assert lowered.limit == 5
+        await ledger.set_limit("a", "tokens", WEEK, None)
+        assert await ledger.reserve("s", [reservation(100)], NOW) is None
 
     async def test_accounts_with_spending_in_the_window_are_listed(self, ledger: Ledger) -> None:
         await ledger.commit("old", ["gone", "a"], Spend(tokens=10), NOW - timedelta(days=8))
@@ -213,6 +230,26 @@ async def test_an_exhausted_budget_parks_the_run_and_a_raised_one_lets_it_resume
     assert (await two.resume(agent, "r")).output == "done"
     assert len(model.requests) == 5
     assert (await Ledger(tables).spent("caller:alice", datetime.now(UTC) - WEEK)).tokens == 200
+
+
+async def test_a_limit_that_is_raised_for_one_account_lets_its_parked_run_resume() -> None:
+    budget = Budget(Limit(tokens=50), Limit(runs=9, per="all"))
+    async with App([Agent(name="a", model=spends(60, 2), tools=[work])], MemoryStore(), budget=budget) as app:
+        await app.submit("a", "go", run_id="r1", caller_id="ann")
+        with pytest.raises(RunParked, match="budget"):
+            await app.result("r1")
+        for account, unit, maximum in (
+            ("caller:ann", "runs", 5),
+            ("agent:a", "tokens", 5),
+            ("caller:ann", "tokens", -1),
+        ):
+            with pytest.raises(BudgetError):
+                await budget.set_limit(account, unit, maximum)
+        await budget.set_limit("caller:ann", "tokens", 500.0)
+        [first, _] = await budget.accounts()
+        assert (first.name, first.limit.tokens, first.changed) == ("caller:ann", 500, frozenset({"tokens"}))
+        await app.unpark("r1")
+        assert (await app.result("r1")).output == "done"
 
 
 async def test_spending_before_a_crash_counts_once() -> None:

@@ -4,7 +4,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,15 +20,18 @@ from tests.web.ui.server import UIServer
 from holdfast.app import App
 from holdfast.batteries.budget import Budget, Limit
 from holdfast.batteries.schedule import Schedule
+from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.workers import LimitUsage
 from holdfast.config import WorkerSettings
 from holdfast.runtime.reading.formatting import format_cost
-from holdfast.web.auth import Principal
+from holdfast.web.auth import ALL_SCOPES, Principal, Scope
 from holdfast.web.ui import make_ui
 
 
 def authorize(request: Request) -> Principal | None:
     user = request.headers.get("x-user", "admin")
-    return Principal(caller_id=user, sees_all=user == "admin")
+    scopes: frozenset[Scope] = frozenset({"read"}) if user == "watcher" else ALL_SCOPES
+    return Principal(caller_id=user, sees_all=user in ("admin", "watcher"), scopes=scopes)
 
 
 class Fleet:
@@ -90,6 +93,80 @@ def test_budgets_show_what_is_spent_and_the_limit(fleet: Fleet, page: Page) -> N
     expect(row).to_contain_text("in the last 7 d")
     expect(budgets.locator("tbody tr", has_text="tokens")).to_contain_text("2,000 tokens of 4,000 tokens")
     expect(budgets.get_by_role("img", name="50 % of the limit")).to_be_visible()
+
+
+def test_a_budget_is_raised_from_the_inbox_and_the_parked_run_resumes(fleet: Fleet, plain_page: Page) -> None:
+    server, page = fleet.server, plain_page
+    page.goto(f"{server.url}/inbox")
+    page.get_by_role("link", name="Raise the limit…").click()
+    row = page.get_by_role("region", name="Budgets").locator("tbody tr", has_text="caller:alice")
+    row.locator("summary", has_text="Change…").click()
+    row.get_by_label("cost_usd of caller:alice").last.fill("0.5")
+    row.get_by_role("button", name="Set").click()
+    expect(page.get_by_role("status")).to_contain_text("The limit is changed")
+    expect(row).to_contain_text("$0.0200 of $0.50, changed here")
+    server.call(server.app.unpark("spend"))
+    server.wait_for("spend", "done")
+    page.reload()
+    row.locator("summary", has_text="Change…").click()
+    row.get_by_role("button", name="As in the code").click()
+    expect(row).to_contain_text("of $0.0200")
+    expect(row).to_contain_text("reached")
+
+
+def test_a_concurrency_limit_is_added_changed_and_removed(fleet: Fleet, page: Page) -> None:
+    server = fleet.server
+    name = "<b>greeter</b>"
+    page.goto(f"{server.url}/fleet")
+    limits = page.get_by_role("region", name="Concurrency limits")
+    limits.locator("summary", has_text="Add…").click()
+    limits.get_by_label("Name of the agent or the key").fill(name)
+    limits.get_by_label("Runs at the same time").fill("3")
+    limits.get_by_role("button", name="Set").click()
+    row = limits.locator("tbody tr", has_text=name)
+    expect(row).to_contain_text("0 of 3")
+    row.locator("summary").click()
+    row.get_by_label(f"the limit of {name}").last.fill("0")
+    row.get_by_role("button", name="Set").click()
+    expect(row).to_contain_text("paused")
+    assert server.app.store is not None
+    [used] = server.call(_list_limits(server.app.store))
+    assert (used.limit.kind, used.limit.name, used.limit.max_runs) == ("agent", name, 0)
+    row.locator("summary").click()
+    row.get_by_role("button", name="Remove").click()
+    expect(limits).to_contain_text("No limit")
+
+
+async def _list_limits(store: RunStore) -> Sequence[LimitUsage]:
+    return await store.list_limits()
+
+
+def test_limits_are_changed_only_by_those_who_see_all_runs_and_may_control_them(fleet: Fleet) -> None:
+    url = fleet.server.url
+    limit = {"kind": "agent", "name": "greeter", "max_runs": "1"}
+    budget = {"account": "caller:alice", "unit": "cost_usd", "window": str(7 * 86400), "maximum": "99"}
+    for path, form in (("/fleet/limits", limit), ("/fleet/budgets", budget)):
+        for user in ("alice", "watcher"):
+            assert httpx.post(url + path, data=form, headers={"x-user": user}).status_code == 403
+        assert httpx.post(url + path, data=form, headers={"sec-fetch-site": "cross-site"}).status_code == 403
+    for wrong in (
+        {"max_runs": "-1"},
+        {"max_runs": "x"},
+        {"max_runs": "9" * 12},
+        {"name": ""},
+        {"kind": "", "name": ""},
+    ):
+        assert httpx.post(f"{url}/fleet/limits", data=limit | wrong).status_code == 422, wrong
+    for wrong in (
+        {"maximum": "nan"},
+        {"maximum": "-1"},
+        {"maximum": "x"},
+        {"unit": "id"},
+        {"account": "b"},
+        {"window": "1e999"},
+    ):
+        assert httpx.post(f"{url}/fleet/budgets", data=budget | wrong).status_code == 422, wrong
+    assert "Change…" not in httpx.get(f"{url}/fleet", headers={"x-user": "alice"}).text
 
 
 def test_workers_are_listed_with_their_runs_and_live(fleet: Fleet, page: Page) -> None:

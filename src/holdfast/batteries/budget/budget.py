@@ -1,7 +1,7 @@
 """The budget: reserves in the ledger before a step, commits to it after."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 
@@ -95,9 +95,12 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     """What one account has spent of one limit, at one moment."""
 
     name: str
+    #: As it counts: a person may have changed it for this account.
     limit: Limit
     #: In the last `limit.window`.
     spent: Spend
+    #: The units that a person has changed.
+    changed: frozenset[str] = frozenset()
 
     @property
     def share(self) -> float:
@@ -217,10 +220,39 @@ class Budget:
         now, found = self._clock.now(), list[Account]()
         for limit in self._limits:
             spending = await self._ledger.accounts(now - limit.window)
+            changed = await self._ledger.limits(limit.window)
             found += [
-                Account(name=name, limit=limit, spent=spent) for name, spent in spending.items() if limit.covers(name)
+                _make_account(name, limit, spent, changed.get(name, {}))
+                for name, spent in spending.items()
+                if limit.covers(name)
             ]
         return sorted(found, key=lambda account: (-account.share, account.name))
+
+    async def set_limit(
+        self, account: str, unit: str, maximum: float | None, *, window: timedelta | None = None
+    ) -> None:
+        """Change the limit of one account, such as `caller:alice`, for all processes that share the ledger.
+
+        A parked run stays parked: unpark it.
+
+        Args:
+            maximum: `None`: the limit of the code counts again.
+            window: of the limit, if several limit this unit.
+
+        Raises:
+            BudgetError: no limit, or more than one, covers the account and the unit, or the maximum is not valid.
+            TablesError: the ledger cannot be written.
+        """
+        found = [
+            each
+            for each in self._limits
+            if each.covers(account) and unit in each.limits() and window in (None, each.window)
+        ]
+        if len({each.window for each in found}) != 1:
+            raise BudgetError(f"{len(found)} limits of {unit:.40} cover {account:.80}: name one that the App has")
+        if maximum is not None and not (math.isfinite(maximum) and maximum >= 0):
+            raise BudgetError(f"the maximum is {maximum}: give a number, zero or more")
+        await self._ledger.set_limit(account, unit, found[0].window, maximum)
 
     async def purge(self) -> None:
         """Delete spending that is older than every window."""
@@ -241,6 +273,17 @@ class Budget:
     def _window_start(self, now: datetime) -> datetime:
         """Return the start of the longest window."""
         return now - max(limit.window for limit in self._limits)
+
+
+def _make_account(name: str, limit: Limit, spent: Spend, changed: Mapping[str, float]) -> Account:
+    """Make the account with the limits that a person has set. Tokens and runs are whole numbers."""
+    set_by_hand = {
+        unit: value if unit in ("cost_usd", "seconds") else int(value)
+        for unit, value in changed.items()
+        if unit in limit.limits()
+    }
+    limit = msgspec.structs.replace(limit, **set_by_hand)
+    return Account(name=name, limit=limit, spent=spent, changed=frozenset(set_by_hand))
 
 
 @contextmanager

@@ -46,7 +46,7 @@ class Reservation(msgspec.Struct, frozen=True, kw_only=True):
 
     account: str
     window: timedelta
-    #: Maximum per unit of the account's spending plus the reservations of other runs.
+    #: Maximum per unit of the account's spending plus the reservations of other runs, unless a person has set another.
     limits: dict[str, float]
     estimate: Spend
 
@@ -74,7 +74,12 @@ SCHEMA = Schema(
             "PRIMARY KEY (account, run_id))",
             f"CREATE TABLE budget_reserved (account TEXT, run_id TEXT, {_SPEND_COLUMNS}, at DOUBLE PRECISION NOT NULL, "
             "PRIMARY KEY (account, run_id))",
-        ]
+        ],
+        # Limits that a person has set, instead of those of the code.
+        [
+            "CREATE TABLE budget_limits (account TEXT, unit TEXT, seconds DOUBLE PRECISION, "
+            "maximum DOUBLE PRECISION NOT NULL, PRIMARY KEY (account, unit, seconds))",
+        ],
     ],
 )
 
@@ -94,9 +99,11 @@ class Ledger(BatteryTables):
         """
 
         async def work(cursor: Cursor) -> Shortage | None:
-            adjusted = [
-                exclude_counted_run(each, await _load_total(cursor, each.account, run_id)) for each in reservations
-            ]
+            adjusted: list[Reservation] = []
+            for each in reservations:
+                limits = each.limits | await _load_limits(cursor, each.account, each.window, each.limits)
+                total = await _load_total(cursor, each.account, run_id)
+                adjusted.append(exclude_counted_run(msgspec.structs.replace(each, limits=limits), total))
             for each in adjusted:
                 since = now - each.window
                 taken = await _sum_spent(cursor, each.account, since)
@@ -150,6 +157,29 @@ class Ledger(BatteryTables):
 
         return await self.read(work)
 
+    async def set_limit(self, account: str, unit: str, window: timedelta, maximum: float | None) -> None:
+        """Replace the maximum of one account; `None`: that of the code counts again."""
+        key = (account, unit, window.total_seconds())
+
+        async def work(cursor: Cursor) -> None:
+            await cursor.execute("DELETE FROM budget_limits WHERE account = ? AND unit = ? AND seconds = ?", key)
+            if maximum is not None:
+                await cursor.execute("INSERT INTO budget_limits VALUES (?, ?, ?, ?)", (*key, float(maximum)))
+
+        await self.transaction(work, lock=[f"budget {account}"])
+
+    async def limits(self, window: timedelta) -> Mapping[str, dict[str, float]]:
+        """Return the limits of this window that a person has set, by account and unit."""
+
+        async def work(cursor: Cursor) -> Mapping[str, dict[str, float]]:
+            sql = "SELECT account, unit, maximum FROM budget_limits WHERE seconds = ?"
+            found: dict[str, dict[str, float]] = {}
+            for account, unit, maximum in await cursor.execute(sql, (window.total_seconds(),)):
+                found.setdefault(account, {})[unit] = maximum
+            return found
+
+        return await self.read(work)
+
     async def purge(self, before: datetime) -> None:
         """Delete bookings and reservations older than `before`."""
 
@@ -197,6 +227,13 @@ async def _sum_reserved(cursor: Cursor, account: str, run_id: str, since: dateti
 async def _load_total(cursor: Cursor, account: str, run_id: str) -> Spend:
     sql = "SELECT tokens, cost_usd, runs, seconds FROM budget_total WHERE account = ? AND run_id = ?"
     return _parse_spend(await cursor.execute(sql, (account, run_id)))
+
+
+async def _load_limits(cursor: Cursor, account: str, window: timedelta, units: Collection[str]) -> dict[str, float]:
+    """Return what a person has set instead of the limits of these units."""
+    sql = "SELECT unit, maximum FROM budget_limits WHERE account = ? AND seconds = ?"
+    rows = await cursor.execute(sql, (account, window.total_seconds()))
+    return {unit: maximum for unit, maximum in rows if unit in units}
 
 
 async def _upsert(cursor: Cursor, table: str, account: str, run_id: str, spend: Spend, now: datetime) -> None:

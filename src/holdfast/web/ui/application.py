@@ -22,6 +22,7 @@ from holdfast.web.ui.pages import (
     conversation_page,
     fleet_page,
     inbox_page,
+    limits_page,
     new_run_page,
     runs_page,
 )
@@ -107,6 +108,8 @@ _ROUTES: tuple[tuple[str, str, Handler, Scope], ...] = (
     ("GET", "/agents", agents_page.show_agents, "read"),
     ("GET", "/fleet", fleet_page.show_fleet, "read"),
     ("POST", "/fleet/run-job", fleet_page.run_job, "start"),
+    ("POST", "/fleet/limits", limits_page.change_limit, "control"),
+    ("POST", "/fleet/budgets", limits_page.change_budget, "control"),
     ("GET", "/live/fleet", fleet_page.stream_fleet, "read"),
     ("GET", "/live/inbox", inbox_page.stream_inbox, "read"),
 )

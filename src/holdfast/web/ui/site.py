@@ -65,6 +65,21 @@ def make_environment() -> jinja2.Environment:
 
 _log = logging.getLogger("holdfast.web")
 
+#: What an action has said, by the name in the URL: text from elsewhere is never shown.
+MESSAGES = {
+    "approved": "Approved. The run continues as soon as a worker takes it.",
+    "denied": "Denied. The model reads the reason.",
+    "answered": "Answered. The run continues as soon as a worker takes it.",
+    "cancelled": "The run is cancelled.",
+    "cancelling": "The run is asked to stop; it ends at its next step.",
+    "resumed": "The run is resumed in this process.",
+    "unparked": "Unparked. A worker resumes the run.",
+    "started": "Queued. A worker starts the run.",
+    "forked": "This is the fork. A worker starts it.",
+    "limited": "The limit is changed, for all workers. Parked runs stay parked: unpark them.",
+    "sent": "Sent. The run reads the message before its next step.",
+}
+
 _TITLES = {401: "Not signed in", 403: "Not permitted", 404: "Not found", 409: "Not possible now", 422: "Not valid"}
 
 
@@ -87,6 +102,9 @@ class Site:
         """Return the text of a template. `base` is the path under which the site is mounted."""
         base = request.scope.get("root_path", "").rstrip("/")
         shared = {"base": base, "now": utc_now(), "version": self._version, "app": self.app, "pending_count": None}
+        principal = request.scope.get("state", {}).get("principal")
+        shared["who"] = "" if principal is None else principal.caller_id or "local"
+        shared["said"] = MESSAGES.get(request.query_params.get("said", ""), "")
         shared["kill_switch"] = self.kill_switch
         return self._templates.get_template(template).render(**(shared | context))
 

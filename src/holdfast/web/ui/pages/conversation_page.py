@@ -28,7 +28,6 @@ from holdfast.web.sse import EventStreamResponse
 from holdfast.web.ui.live import Fragment, stream_fragments
 from holdfast.web.ui.needs import count_needs
 from holdfast.web.ui.run_view.actions import read_form, redirect
-from holdfast.web.ui.run_view.run_page import MESSAGES
 from holdfast.web.ui.run_view.run_stream import LiveUpdates, RunChanges, generate_updates
 from holdfast.web.ui.run_view.run_window import TranscriptWindow, read_number, read_window
 from holdfast.web.ui.site import Site, can_start, get_principal
@@ -155,7 +154,6 @@ async def show_conversation(site: Site, request: Request) -> Response:
 
 async def _render(site: Site, request: Request, talks: Sequence[Talk], thread: dict[str, Any] | None) -> Response:
     principal = get_principal(request)
-    said = MESSAGES.get(request.query_params.get("said", ""), "")
     return site.render(
         request,
         "conversations.html",
@@ -164,7 +162,6 @@ async def _render(site: Site, request: Request, talks: Sequence[Talk], thread: d
         thread=thread,
         opened="" if thread is None else thread["run"].run_id,
         query=request.query_params.get("q", ""),
-        said=said,
         can_begin=can_start(site, principal) and "send" in principal.scopes,
         pending_count=await count_needs(site.store, principal),
         **(thread or {}),

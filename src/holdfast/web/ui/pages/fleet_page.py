@@ -8,10 +8,9 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from holdfast.app import App
-from holdfast.batteries.budget import Account, Budget
 from holdfast.batteries.schedule import Job, JobNotFound, ScheduleError
 from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore, iter_runs
@@ -25,13 +24,14 @@ from holdfast.runtime.reading.run_summary import RunSummary, summarize_run
 from holdfast.web.auth import Principal, restrict_filter
 from holdfast.web.ui.live import Fragment, stream_fragments
 from holdfast.web.ui.needs import count_needs
+from holdfast.web.ui.pages.limits_page import Budgets, can_change, read_budgets, read_limits
 from holdfast.web.ui.pages.runs_page import StatusCounts, count_all
-from holdfast.web.ui.run_view.actions import read_form
+from holdfast.web.ui.run_view.actions import read_form, redirect
 from holdfast.web.ui.site import Site, can_start, get_principal
 from holdfast.web.ui.untaken import UNTAKEN_AFTER
 
-#: Fires of a job, and accounts, that the page shows.
-_FIRES, _MAX_ACCOUNTS = 3, 20
+#: Fires of a job that the page shows.
+_FIRES = 3
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,37 +48,11 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
         return self.job.run_id(self.job.next_at).rpartition(":")[0]
 
 
-class BudgetLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One unit of one account: what is spent, and the limit."""
-
-    unit: str
-    spent: float
-    limit: float
-
-    @property
-    def percent(self) -> float:
-        """The spent part, at most 100."""
-        return 100.0 if self.limit <= 0 else min(100.0, 100 * self.spent / self.limit)
-
-    @property
-    def is_reached(self) -> bool:
-        return self.spent >= self.limit
-
-
-class BudgetRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One account under one limit."""
-
-    account: Account
-    lines: Sequence[BudgetLine]
-
-
 class Batteries(msgspec.Struct, frozen=True, kw_only=True):
     """What the Fleet page shows of an App's batteries. `None`: the App has no such battery."""
 
     jobs: Sequence[JobRow] | None
-    budgets: Sequence[BudgetRow] | None
-    #: Accounts that are not shown.
-    more_budgets: int = 0
+    budgets: Budgets | None
     #: What could not be read.
     problem: str = ""
 
@@ -87,13 +61,9 @@ async def read_batteries(app: App, principal: Principal) -> Batteries:
     """Read the jobs of the schedule and the accounts of the budget."""
     try:
         jobs = await _read_jobs(app, principal) if app.has_schedule else None
-        accounts = await _read_accounts(app, principal)
+        return Batteries(jobs=jobs, budgets=await read_budgets(app, principal))
     except TablesError as exc:
         return Batteries(jobs=None, budgets=None, problem=f"schedules and budgets cannot be read: {type(exc).__name__}")
-    if accounts is None:
-        return Batteries(jobs=jobs, budgets=None)
-    shown = [_make_budget_row(account) for account in accounts[:_MAX_ACCOUNTS]]
-    return Batteries(jobs=jobs, budgets=shown, more_budgets=len(accounts) - len(shown))
 
 
 def can_see_job(principal: Principal, job: Job) -> bool:
@@ -110,22 +80,6 @@ async def _read_jobs(app: App, principal: Principal) -> list[JobRow]:
                 fires = await app.schedule.upcoming(job.name, _FIRES)
             rows.append(JobRow(job=job, fires=fires, is_known=job.agent in app.agents))
     return rows
-
-
-async def _read_accounts(app: App, principal: Principal) -> list[Account] | None:
-    budget = app.ports.budget
-    if not isinstance(budget, Budget) or principal.run_id is not None:
-        return None
-    accounts = await budget.accounts()
-    return [each for each in accounts if principal.sees_all or each.name == f"caller:{principal.caller_id}"]
-
-
-def _make_budget_row(account: Account) -> BudgetRow:
-    lines = [
-        BudgetLine(unit=unit, spent=getattr(account.spent, unit), limit=limit)
-        for unit, limit in account.limit.limits().items()
-    ]
-    return BudgetRow(account=account, lines=lines)
 
 
 _PAGE = 500
@@ -284,7 +238,7 @@ async def stream_fleet(site: Site, request: Request) -> Response:
 
     async def read() -> Fragment:
         context = await _make_context(site, request, batteries)
-        key = (context["fleet"].key, context["batteries"])
+        key = (context["fleet"].key, context["batteries"], context["limits"])
         return Fragment(key, lambda: site.render_text(request, "fleet_live.html", **context))
 
     return stream_fragments(site.app.changes, get_principal(request), read)
@@ -299,7 +253,7 @@ async def run_job(site: Site, request: Request) -> Response:
     if not any(job.name == name and can_see_job(principal, job) for job in await site.app.schedule.jobs()):
         raise JobNotFound(name)
     run_id = await site.app.schedule.run_now(name)
-    return RedirectResponse(f"{request.scope.get('root_path', '')}/runs/{run_id}?said=started", status_code=303)
+    return redirect(request, f"/runs/{run_id}", "started")
 
 
 class _BatteriesReader:
@@ -323,6 +277,8 @@ async def _make_context(site: Site, request: Request, batteries: _BatteriesReade
         "section": "fleet",
         "fleet": await read_fleet(site.store, principal, utc_now(), takes_runs=site.app.worker_settings.take_runs),
         "batteries": await batteries.read(),
+        "limits": await read_limits(site, principal),
+        "can_change": can_change(principal),
         "can_start": can_start(site, principal),
         "pending_count": await count_needs(site.store, principal),
     }

@@ -16,7 +16,6 @@ from holdfast.web.auth import find_visible
 from holdfast.web.ui.live import Fragment, stream_fragments
 from holdfast.web.ui.needs import Needs, read_needs
 from holdfast.web.ui.run_view.actions import VIA, parse_json, read_form
-from holdfast.web.ui.run_view.run_page import MESSAGES
 from holdfast.web.ui.site import Site, get_principal
 from holdfast.web.ui.tasks import DoubtTask, WaitingTask, read_doubts, read_task
 
@@ -29,8 +28,7 @@ _MAX_APPROVALS = 200
 async def show_inbox(site: Site, request: Request) -> Response:
     """Show what needs a person, the most dangerous group first."""
     needs = await read_needs(site.store, get_principal(request))
-    said = MESSAGES.get(request.query_params.get("said", ""), "")
-    return site.render(request, "inbox.html", said=said, **await _make_context(site, request, needs))
+    return site.render(request, "inbox.html", **await _make_context(site, request, needs))
 
 
 async def stream_inbox(site: Site, request: Request) -> Response:
@@ -62,7 +60,6 @@ async def _make_context(site: Site, request: Request, needs: Needs) -> dict[str,
         "pending_count": needs.label,
         "can_answer": "answer" in principal.scopes,
         "can_control": "control" in principal.scopes,
-        "who": principal.caller_id or "local",
         "back": "inbox",
         "show_run": True,
     }

@@ -3,7 +3,7 @@
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 
 from holdfast.checkpoint.errors import RunConflict, RunExists
 from holdfast.core.errors import DefinitionError
@@ -11,7 +11,7 @@ from holdfast.ids import make_id
 from holdfast.web.api.run_operations import submit_visible
 from holdfast.web.errors import Forbidden
 from holdfast.web.ui.needs import count_needs
-from holdfast.web.ui.run_view.actions import parse_json, read_form
+from holdfast.web.ui.run_view.actions import parse_json, read_form, redirect
 from holdfast.web.ui.site import Site, can_start, get_principal
 
 
@@ -35,7 +35,7 @@ async def start_run(site: Site, request: Request) -> Response:
         return await _render(site, request, form, error=error, status=409)
     except DefinitionError as exc:
         return await _render(site, request, form, error=str(exc), status=422)
-    return RedirectResponse(f"{request.scope.get('root_path', '')}/runs/{run_id}?said=started", status_code=303)
+    return redirect(request, f"/runs/{run_id}", "started")
 
 
 def _require_start(site: Site, request: Request) -> None:

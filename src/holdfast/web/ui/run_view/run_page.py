@@ -78,20 +78,6 @@ async def read_children(store: RunStore, related: Related, principal: Principal)
     return msgspec.structs.replace(related, children=[summarize_run(each) for each in page.records[::-1]])
 
 
-#: What an action has said, by the name in the URL: text from elsewhere is never shown.
-MESSAGES = {
-    "approved": "Approved. The run continues as soon as a worker takes it.",
-    "denied": "Denied. The model reads the reason.",
-    "answered": "Answered. The run continues as soon as a worker takes it.",
-    "cancelled": "The run is cancelled.",
-    "cancelling": "The run is asked to stop; it ends at its next step.",
-    "resumed": "The run is resumed in this process.",
-    "unparked": "Unparked. A worker resumes the run.",
-    "started": "Queued. A worker starts the run.",
-    "forked": "This is the fork. A worker starts it.",
-    "sent": "Sent. The run reads the message before its next step.",
-}
-
 #: The look of an attempt by how it ended.
 _ATTEMPT_CLASSES: dict[AttemptEnd | None, str] = {
     None: "running",
@@ -111,7 +97,7 @@ async def show_run(site: Site, request: Request) -> Response:
     query = params.get("q", "").strip()
     principal = get_principal(request)
     related, doubts = await read_related(site.store, record, principal), await read_doubts(site.store, record)
-    common: dict[str, Any] = {"query": query, "said": MESSAGES.get(params.get("said", ""), "")}
+    common: dict[str, Any] = {"query": query}
     common["pending_count"] = await count_needs(site.store, principal)
     if query:
         head = make_head(site, principal, record, related, doubts)
@@ -209,7 +195,6 @@ def make_head(
         "can_resume": known_agent and run.status in _RESUMABLE,
         "can_fork": "start" in principal.scopes and not run.conversation,
         "doubt_task": DoubtTask(run=run, doubts=doubts) if doubts and "control" in principal.scopes else None,
-        "who": principal.caller_id or "local",
         "attempts": read_attempts(record),
         "attempt_classes": _ATTEMPT_CLASSES,
         # Shown for a run without recorded attempts.
