@@ -1,4 +1,4 @@
-"""What a type checker knows about the result of a run: mypy is run once, on a program of a user."""
+"""What a type checker knows about tools and the result of a run: mypy is run once, on a program of a user."""
 
 import subprocess
 import sys
@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 from pydantic_ai import Agent as PydanticAIAgent
 
-from holdfast import Agent, App, Result
+from holdfast import Agent, App, Result, tool
 from holdfast.core import Model
 from holdfast.adapters.pydantic_ai import durable
 from holdfast.core.agents.agent import AgentSource
+from holdfast.core.agents.tool import Tool
 from holdfast.core.run.info import RunInfo
 
 
@@ -34,6 +35,37 @@ class Source:
 booking = durable(PydanticAIAgent("test", name="booking", output_type=Booking))
 text = durable(PydanticAIAgent("test", name="text"))
 untyped: Agent = booking
+
+
+@tool
+async def look(name: str, *, deep: bool = False) -> list[str]:
+    return [name]
+
+
+@tool(effect="pure", sequential=True)
+def count(names: list[str]) -> int:
+    return len(names)
+
+
+@tool(effect="pur")  # wrong
+def misspelt() -> None: ...
+
+
+@tool(efect="pure")  # wrong
+def unknown_option() -> None: ...
+
+
+async def call_tools(model: Model) -> None:
+    found = await look("x", deep=True)
+    found[0].upper()
+    found[0].uper()  # wrong
+    await look(1)  # wrong
+    await look("x", dep=True)  # wrong
+    total: int = await count(found)
+    total = count(found)
+    count("x")  # wrong
+    several: list[Tool] = [look, count]
+    Agent(name="a", model=model, tools=[*several, look, count, len])
 
 
 async def main(model: Model) -> None:
@@ -75,7 +107,7 @@ follow_imports = silent
 """
 
 
-def test_mypy_finds_misspelt_outputs_and_nothing_else(tmp_path: Path) -> None:
+def test_mypy_finds_misspelt_outputs_and_wrong_calls_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "mypy.ini").write_text(SETTINGS.format(src=SRC))
     command = [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "--cache-dir", "/dev/null", "program.py"]

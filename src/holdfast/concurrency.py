@@ -200,6 +200,16 @@ def _run_job(done: "Future[T]", work: Callable[[], T]) -> None:
         done.set_result(result)
 
 
+def get_thread_id() -> int:
+    """Return the id of the calling thread, as in `sys._current_frames`."""
+    return threading.get_ident()
+
+
+def has_system_threads() -> bool:
+    """Whether threads run by themselves and in real time: no simulator has replaced them."""
+    return THREADS.get() is _SYSTEM_THREADS
+
+
 def is_main_thread() -> bool:
     """Whether the caller runs in the main thread, which alone may handle signals."""
     return threading.current_thread() is threading.main_thread()

@@ -37,7 +37,7 @@ class TaskAgents:
 
     def __init__(self, folder: Path, *, without: Sequence[str] = (), missing_tools: str = "defer") -> None:
         self.folder = folder
-        tools = [
+        tools: list[Tool] = [
             Tool(self.note),
             Tool(self.gate, effect="idempotent"),
             Tool(self.crash, effect="idempotent"),

@@ -9,6 +9,7 @@ from typing import Any
 
 from holdfast.concurrency import run_in_background
 from holdfast.core.errors import DefinitionError
+from holdfast.runtime.loop_watchdog import LoopWatchdog
 
 log: logging.Logger = logging.getLogger("holdfast.run")
 
@@ -25,6 +26,7 @@ class Lifetime:
         self._pid = os.getpid()
         self._closing: asyncio.Task[None] | None = None
         self._guard: asyncio.Task[None] | None = None
+        self._watchdog = LoopWatchdog()
 
     @property
     def is_forked(self) -> bool:
@@ -42,6 +44,7 @@ class Lifetime:
     def start(self) -> None:
         """Watch the event loop from now on."""
         self._guard = asyncio.create_task(self._wait_for_end(), name="holdfast app")
+        self._watchdog.start()
 
     async def end(self, timeout: timedelta | None = None) -> None:
         """Close the App, and return when it is closed. The timeout of the first call counts."""
@@ -52,8 +55,14 @@ class Lifetime:
 
     def _start_closing(self, timeout: timedelta | None) -> "asyncio.Task[None]":
         if self._closing is None:
-            self._closing = run_in_background(self._close(timeout), name="holdfast app closes")
+            self._closing = run_in_background(self._end(timeout), name="holdfast app closes")
         return self._closing
+
+    async def _end(self, timeout: timedelta | None) -> None:
+        try:
+            await self._close(timeout)
+        finally:
+            self._watchdog.stop()
 
     async def _wait_for_end(self) -> None:
         try:

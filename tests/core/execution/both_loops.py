@@ -12,6 +12,7 @@ from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, ApprovalRequest, Deferred, ToolResult, ask_person, current_call, sleep, tool, wait_for
 from holdfast.adapters.pydantic_ai import durable
+from holdfast.core.agents.tool import Tool
 
 #: The calls of one reply: id, tool, arguments.
 Batch = Sequence[tuple[str, str, dict[str, Any]]]
@@ -34,7 +35,7 @@ class Waiter:
             self.tokens.append(current_call().completion_token)
             return Deferred(expires_in=expires_in)
 
-        tools = [pay, render, ask_person, sleep, wait_for]
+        tools: list[Tool] = [pay, render, ask_person, sleep, wait_for]
         if loop == "native":
             replies = [tool_reply(*(call(id, name, **given) for id, name, given in batch)) for batch in batches]
             self._native = ScriptedModel(*replies, "done")

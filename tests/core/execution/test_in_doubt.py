@@ -312,7 +312,7 @@ async def test_a_doubt_that_was_settled_once_is_settled_for_good() -> None:
         await second.crash()
         raise Shutdown("the process is gone")
 
-    tools = [Tool(send, reconcile=reconcile), Tool(dies_again, name="wait", effect="idempotent")]
+    tools: list[Tool] = [Tool(send, reconcile=reconcile), Tool(dies_again, name="wait", effect="idempotent")]
     with pytest.raises(Shutdown):
         await second.resume(Agent(name="a", model=ScriptedModel(batch), tools=tools), "r")
 

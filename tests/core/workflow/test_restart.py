@@ -64,7 +64,7 @@ async def test_equal_steps_of_two_lives_have_different_idempotency_keys_and_chil
 
     @workflow
     async def child(name: str) -> str:
-        return await note(name)  # type: ignore[no-any-return]
+        return await note(name)
 
     @workflow
     async def flow(again: bool) -> str | Restart:

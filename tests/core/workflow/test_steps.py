@@ -16,6 +16,7 @@ from tests.simulated_host import SimulatedHost
 from holdfast import App, current_call, tool
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core.agents.agent import Bounds
+from holdfast.core.agents.tool import Tool
 from holdfast.core.errors import DefinitionError, RunError, StepsExceeded
 from holdfast.core.run.info import RunInfo
 from holdfast.stores.memory import MemoryStore
@@ -246,12 +247,13 @@ async def test_wrong_arguments_and_keys_are_refused_and_nothing_is_recorded() ->
     @workflow
     async def flow() -> list[str]:
         errors = []
+        untyped: Tool = pay
         attempts: list[Callable[[], Coroutine[Any, Any, Any]]] = [
-            lambda: pay("many"),
-            lambda: pay(1, 2),
+            lambda: untyped("many"),
+            lambda: untyped(1, 2),
             lambda: pay.keyed("")(1),
             lambda: pay.keyed(7)(1),  # type: ignore[arg-type]
-            lambda: pay(object()),
+            lambda: untyped(object()),
         ]
         for attempt in attempts:
             try:

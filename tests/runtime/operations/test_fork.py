@@ -10,6 +10,7 @@ from tests.store_kinds import STORES
 from holdfast import Agent, App, Phase, Reply, ToolResult, User, WorkerSettings, current_call, tool
 from holdfast.checkpoint.errors import CheckpointError
 from holdfast.core import Message
+from holdfast.core.agents.tool import Tool
 from holdfast.core.errors import DefinitionError, PayloadError
 
 
@@ -24,7 +25,7 @@ class Clerk:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        self.tools = [tool(effect="once")(self.weigh), tool(effect="pure")(self.stamp)]
+        self.tools: list[Tool] = [tool(effect="once")(self.weigh), tool(effect="pure")(self.stamp)]
         self.agent = Agent(name="clerk", model=self.reply, tools=self.tools)
 
     def make_app(self, url: str, *agents: Agent[Any]) -> App:

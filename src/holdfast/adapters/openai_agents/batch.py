@@ -19,7 +19,7 @@ from holdfast.adapters.tool_policies import ONCE, PURE, ToolPolicies, find_polic
 from holdfast.core.agents.calls import Effect
 from holdfast.core.agents.tool import Tool as HoldfastTool
 from holdfast.core.agents.tool import ToolPolicy
-from holdfast.core.errors import InvalidReply
+from holdfast.core.errors import DefinitionError, InvalidReply
 from holdfast.core.execution.calling.waits import WAITING
 from holdfast.core.execution.step import StepContext
 from holdfast.core.run.messages import Usage
@@ -183,7 +183,16 @@ class SDKBatch:
         return wrapped
 
     def make_function_tool(self, tool: HoldfastTool) -> FunctionTool:
-        """Return a tool of holdfast as a tool of the SDK."""
+        """Return a tool of holdfast as a tool of the SDK.
+
+        Raises:
+            DefinitionError: it asks for an order of calls, which the SDK does not keep.
+        """
+        if tool.sequential:
+            raise DefinitionError(
+                f"tool {tool.name} is sequential, but the OpenAI Agents SDK makes the calls of a reply at once: leave "
+                "out `sequential`, and give the agent ModelSettings(parallel_tool_calls=False)"
+            )
         return FunctionTool(
             name=tool.name,
             description=tool.schema.description,

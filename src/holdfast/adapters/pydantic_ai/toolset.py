@@ -86,6 +86,7 @@ def make_toolset(tools: Mapping[str, Tool], run: Attempt) -> FunctionToolset[Any
                 description=tool.schema.description,
                 json_schema=tool.schema.parameters,
                 takes_ctx=False,
+                sequential=tool.sequential,
             )
             for tool in tools.values()
         ]

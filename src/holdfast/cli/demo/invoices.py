@@ -118,7 +118,7 @@ def build_agent(ledger: InvoiceLedger, pace: float) -> Agent:
         await work(f"request {asked}")
         return _make_reply(asked, [message for message in messages if isinstance(message, ToolResult)])
 
-    tools = [Tool(read_invoice, effect=Effect.PURE), Tool(pay, effect=Effect.ONCE, reconcile=was_paid)]
+    tools: list[Tool] = [Tool(read_invoice, effect=Effect.PURE), Tool(pay, effect=Effect.ONCE, reconcile=was_paid)]
     return Agent(name=AGENT_NAME, model=model, tools=tools)
 
 

@@ -132,3 +132,13 @@ class CallRequest(ABC):
 
     def is_error(self, result: Any) -> bool:
         return False
+
+    def classify_outcome(
+        self, result: Any, error: BaseException | None, *, waits: bool
+    ) -> Literal["done", "error", "waiting", "raised"]:
+        """Return how the call has ended: with this result, or with an error and none."""
+        if error is not None:
+            return "raised"
+        if waits:
+            return "waiting"
+        return "error" if self.is_error(result) else "done"

@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, get_args, overload
+from typing import TYPE_CHECKING, Any, Generic, get_args, overload
 
 import msgspec
 
@@ -20,6 +20,18 @@ from holdfast.core.errors import DefinitionError
 from holdfast.core.json_value import JsonValue
 from holdfast.core.run.waiting import ApprovalRequest
 from holdfast.core.validation import check_callable, check_choice, check_text, check_type
+
+if TYPE_CHECKING:
+    from typing_extensions import ParamSpec, TypeVar
+
+    #: The parameters and the result of a function. A type checker takes `Tool` without them as any tool.
+    P = ParamSpec("P", default=...)
+    R_co = TypeVar("R_co", covariant=True, default=Any)
+    T = TypeVar("T")
+else:
+    from typing import ParamSpec, TypeVar
+
+    P, R_co, T = ParamSpec("P"), TypeVar("R_co", covariant=True), TypeVar("T")
 
 
 class Signature:
@@ -190,7 +202,7 @@ class ToolSchema(msgspec.Struct, frozen=True, kw_only=True):
     parameters: dict[str, Any]
 
 
-class Tool:
+class Tool(Generic[P, R_co]):
     """A function with a name, a schema and a policy. Immutable; `@tool` makes one."""
 
     __slots__ = (
@@ -202,13 +214,14 @@ class Tool:
         "on_error",
         "policy",
         "schema",
+        "sequential",
         "timeout",
         "undo",
     )
 
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[P, R_co],
         *,
         name: str | None = None,
         description: str | None = None,
@@ -221,6 +234,7 @@ class Tool:
         approval: Approval = False,
         errors: Iterable[type[Exception]] = (),
         undo: Undo | None = None,
+        sequential: bool = False,
     ) -> None:
         """Make a tool of `function`, sync or async. A sync one runs in a thread.
 
@@ -235,6 +249,7 @@ class Tool:
                 `StepFailed`.
             undo: undoes a call, for a workflow that fails after it. It gets the call and its result, and may be
                 repeated: use `current_call().idempotency_key`.
+            sequential: the calls of a reply that asks for this tool are made one after the other, in their order.
 
         Raises:
             DefinitionError: the signature cannot be described, or the options contradict each other.
@@ -260,6 +275,8 @@ class Tool:
         if undo is not None:
             check_callable(f"tool {self.name}: undo", undo)
         self.undo = undo
+        check_type(f"tool {self.name}: sequential", sequential, bool, "True or False")
+        self.sequential = sequential
         self._signature = Signature(function)
         #: Whether a call runs in a thread, which cannot be cancelled. An object with an async `__call__` does not.
         self.in_thread: bool = not any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
@@ -269,6 +286,12 @@ class Tool:
             parameters=self._signature.schema,
         )
 
+    @overload
+    def __call__(
+        self: "Tool[P, Coroutine[Any, Any, T]]", *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, T]: ...
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the tool: in the function of a workflow as a durable step, elsewhere as a plain call of its function.
 
@@ -346,7 +369,7 @@ def _check_errors(name: str, errors: Any) -> tuple[type[Exception], ...]:
 
 
 @overload
-def tool(function: Callable[..., Any], /) -> Tool: ...
+def tool(function: Callable[P, R_co], /) -> Tool[P, R_co]: ...
 @overload
 def tool(
     *,
@@ -361,7 +384,8 @@ def tool(
     approval: Approval = False,
     errors: Iterable[type[Exception]] = (),
     undo: Undo | None = None,
-) -> Callable[[Callable[..., Any]], Tool]: ...
+    sequential: bool = False,
+) -> Callable[[Callable[P, R_co]], Tool[P, R_co]]: ...
 def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a `Tool` of a function, as a decorator with or without options. The options are those of `Tool`."""
     if function is not None:

@@ -215,19 +215,33 @@ class _Conversation:
             self._history.rewrite(shorter)
 
     async def call_tools(self, calls: Sequence[ToolCall], *, resumed: bool) -> list[ToolResult]:
-        """Make the calls side by side and return their results in order."""
+        """Make the calls, side by side unless a tool is sequential, and return their results in order."""
         if resumed:
             self._check_missing_tools(calls)
         tool_calls, requests = self._context.tool_calls, list(map(self._make_call, calls))
         if not resumed:
             tool_calls.add_approvals(requests)
-        await tool_calls.announce({request.call_id: request.effect for request in requests}, resumed=resumed)
+        tools = [self._tools[call.name] for call in calls if call.name in self._tools]
+        in_order = len(calls) > 1 and any(tool.sequential for tool in tools)
+        effects = {request.call_id: request.effect for request in requests}
+        await tool_calls.announce(effects, resumed=resumed, in_order=in_order)
         if len(requests) == 1:
             results = [await tool_calls.try_execute(requests[0])]
+        elif in_order:
+            results = await self._call_in_order(requests)
         else:
             results = await self._call_side_by_side(requests)
         if WAITING in results:
             raise self._context.waits.make_error()
+        return results
+
+    async def _call_in_order(self, requests: Sequence["_Call"]) -> list[Any]:
+        """Return the results up to the first call that waits: those after it have to wait too."""
+        results: list[Any] = []
+        for request in requests:
+            results.append(await self._context.tool_calls.try_execute(request))
+            if results[-1] is WAITING:
+                break
         return results
 
     async def _call_side_by_side(self, requests: Sequence["_Call"]) -> list[Any]:

@@ -93,8 +93,8 @@ class StepCalls(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     #: Calls that wait, by call id.
     waits: dict[str, WaitingCall] = {}
-    #: Announced `once` calls of an interrupted attempt that were never started. Not stored before the attempt has
-    #: ended: after a crash an announced call may have been started.
+    #: Announced `once` calls that were never started. Stored when an attempt has ended, because after a crash any
+    #: announced call may have been started; and before each call of those that are made in order.
     not_started: tuple[str, ...] = ()
     #: Calls in doubt that a person has to resolve. The run is parked.
     in_doubt: tuple[str, ...] = ()
@@ -112,9 +112,12 @@ class StepCalls(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return these without a call that has its result."""
         known = self.remove_wait(call_id)
         in_doubt = tuple(each for each in self.in_doubt if each != call_id)
-        not_started = tuple(each for each in self.not_started if each != call_id)
-        known = msgspec.structs.replace(known, in_doubt=in_doubt, not_started=not_started).remove_tokens({call_id})
+        known = msgspec.structs.replace(known.mark_started(call_id), in_doubt=in_doubt).remove_tokens({call_id})
         return NO_CALLS if known == NO_CALLS else known
+
+    def mark_started(self, call_id: str) -> "StepCalls":
+        not_started = tuple(each for each in self.not_started if each != call_id)
+        return msgspec.structs.replace(self, not_started=not_started)
 
     def add_token(self, token: CallToken) -> "StepCalls":
         return self if token in self.tokens else msgspec.structs.replace(self, tokens=(*self.tokens, token))

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -61,7 +61,12 @@ class ToolCalls:
         self._intent_pending = False
 
     async def announce(
-        self, calls: Mapping[str, Effect], *, resumed: bool = False, not_started: Collection[str] = ()
+        self,
+        calls: Mapping[str, Effect],
+        *,
+        resumed: bool = False,
+        not_started: Collection[str] = (),
+        in_order: bool = False,
     ) -> None:
         """Record that these calls are asked for, by their ids. Once this returns they may be made.
 
@@ -71,6 +76,7 @@ class ToolCalls:
             resumed: an earlier process saved the reply that asks for them, so every call without a recorded result
                 is in doubt.
             not_started: except these, which the loop knows were never started, such as calls that wait for approval.
+            in_order: they are made one after the other, so that a crash leaves at most one of them in doubt.
         """
         self._times.reply()
         attempt, known = self._attempt, self._state.calls
@@ -95,6 +101,9 @@ class ToolCalls:
         if has_once:
             once = {call_id for call_id, effect in new.items() if effect is _ONCE}
             self._not_started |= once.difference(self._in_doubt, not_started)
+            if in_order:
+                later = tuple(sorted(self._not_started - {next(iter(new))}))
+                self._state.calls = msgspec.structs.replace(self._state.calls, not_started=later)
             # If the process dies from now on, these calls are in doubt: the store has to say so before one starts.
             if resumed and not self._removes_record:
                 await attempt.saver.verify()
@@ -254,6 +263,9 @@ class ToolCalls:
     async def _start_call(self, request: CallRequest, context: ToolContext, children: ChildRuns) -> Any:
         attempt, step, observers = self._attempt, context.step, self._attempt.observers
         if request.effect is _ONCE:
+            if request.call_id in self._state.calls.not_started:  # one of several in order
+                self._state.calls = self._state.calls.mark_started(request.call_id)
+                await attempt.saver.save(must_succeed=True)
             await attempt.saver.verify()
         if ToolCalled in observers.wanted:
             await observers.publish(
@@ -289,7 +301,8 @@ class ToolCalls:
             attempt.stop_state.end_call()
             if CallEnded in observers.wanted:
                 took = timedelta(seconds=attempt.services.clock.monotonic() - started_at)
-                observers.emit(_make_end_event(request, context, result, error, took))
+                outcome = request.classify_outcome(result, error, waits=result is WAITING)
+                observers.emit(CallEnded(call=context, effect=request.effect, outcome=outcome, error=error, took=took))
             if request.error is not None:
                 observers.emit(CallFailed(call=context, error=request.error))
             request.error = error = None  # their tracebacks hold this frame
@@ -411,16 +424,3 @@ class ToolCalls:
             self._intent_pending = False
             self._attempt.services.intent_timer.cancel(self)
         await self._tokens.close()
-
-
-def _make_end_event(
-    request: CallRequest, context: ToolContext, result: Any, error: BaseException | None, took: timedelta
-) -> CallEnded:
-    outcome: Literal["done", "error", "waiting", "raised"] = "done"
-    if error is not None:
-        outcome = "raised"
-    elif result is WAITING:
-        outcome = "waiting"
-    elif request.is_error(result):
-        outcome = "error"
-    return CallEnded(call=context, effect=request.effect, outcome=outcome, error=error, took=took)
