@@ -143,6 +143,9 @@ async def test_a_parent_that_waits_for_a_run_holds_no_claim_and_is_woken_by_its_
         await app.submit(hold, run_id="r")
         await wait_for_status(app, "r", "waiting")
         [child] = (await app.list(parent="r")).runs
+        waiting = await app.get("r")
+        assert f"waits for the end of wait_long {child.run_id}" in waiting.description
+        assert [call.state for call in waiting.pending_calls] == ["waiting"]
         await wait_for_status(app, child.run_id, "waiting")
         await app.signal(child.run_id, "go", "ahead")
         assert (await app.result("r")).output == "ahead"

@@ -36,11 +36,12 @@ def current_workflow(name: str) -> WorkflowRun:
 async def first(**branches: Awaitable[Any]) -> tuple[str, Any]:
     """Wait for the first of several steps or coroutines, and return its name and value. The others are cancelled.
 
-    The winner is recorded: a later attempt of the run enters no other branch. If the winner raised an exception, it is
-    raised.
+    The winner is recorded: in a later attempt of the run the other branches make no new step. If the winner raised an
+    exception, it is raised.
 
     Raises:
         RunError: not called by the function of a workflow.
+        DefinitionError: a branch is a task or a `gather`, which has begun before.
     """
     return await Race(current_workflow("first"), branches).run()
 

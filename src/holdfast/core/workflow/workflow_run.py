@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any
@@ -32,6 +32,9 @@ MAX_IN_PROCESS_WAIT = timedelta(seconds=5)
 #: The ids of the calls that the current branch of a `first` has made, and those of the branches around it.
 BRANCH_CALLS: ContextVar[tuple[set[str], ...]] = ContextVar("holdfast_branch", default=())
 
+#: Set within a branch that has lost a `first` in an earlier attempt: the calls of all that lost. It makes no new step.
+LOST_CALLS: ContextVar[frozenset[str] | None] = ContextVar("holdfast_lost", default=None)
+
 #: Set within a part of a workflow that has failed in an earlier attempt: it makes no new step.
 FAILED_SCOPE: ContextVar[StepError | None] = ContextVar("holdfast_failed_scope", default=None)
 
@@ -44,7 +47,7 @@ class WorkflowRun:
         self.steps = StepLog(context.state.history, life.first_step)
         self.suspension = Suspension(context.attempt, context.waits)
         self._context, self._state = context, context.state
-        self._identity = StepIdentity(life.restarts)
+        self._identity = StepIdentity(life.restarts, self.steps.abandoned)
         self._loop = asyncio.get_running_loop()
         #: The steps that can be undone, each with its value.
         self._undoable: dict[str, tuple[ToolStep, Any]] = {}
@@ -81,6 +84,11 @@ class WorkflowRun:
         known = [each for each in self.steps.results if each in call_ids and each in self._undoable]
         return [self._undoable[each] for each in reversed(known)]
 
+    def lacks_undo(self, call_ids: Iterable[str]) -> bool:
+        """Whether one of these has taken effect and can be undone, and the code has not repeated it yet."""
+        effective = [each for each in call_ids if (result := self.steps.results.get(each)) and not result.error]
+        return any(self.steps.calls[each].can_undo and each not in self._undoable for each in effective)
+
     def end_undo(self, step: ToolStep) -> None:
         """The outcome of undoing this step is recorded."""
         self._undoable.pop(step.call_id, None)
@@ -88,7 +96,7 @@ class WorkflowRun:
     def find(self, call: StepCall) -> ToolResult | None:
         """Give the call its id, and return its recorded result."""
         self._check_place(call.tool)
-        call.call_id = call.call_id or self._identity.assign(call)
+        call.call_id = call.call_id or self._identity.assign(call, LOST_CALLS.get() or ())
         for branch in BRANCH_CALLS.get():
             branch.add(call.call_id)
         if call.tool in self._unmet:
@@ -106,6 +114,8 @@ class WorkflowRun:
 
     async def make(self, call: StepCall) -> ToolResult:
         """Make a call that has no recorded result, and record it."""
+        if LOST_CALLS.get() is not None:
+            raise asyncio.CancelledError  # as in the attempt in which its branch lost
         self.suspension.begin_work()
         try:
             if call.call_id not in self.steps.calls:

@@ -29,6 +29,7 @@ _WAIT_STATES: dict[WaitKind, CallState] = {
     "signal": "waiting",
     "timer": "waiting",
     "child": "waiting",
+    "run": "waiting",
 }
 
 _ANSWERED_STATES = ("done", "error")

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -93,15 +93,25 @@ class StepIdentity:
     No id depends on the order of different calls, so parallel branches find their own results after a crash.
     """
 
-    def __init__(self, restarts: int = 0) -> None:
+    def __init__(self, restarts: int = 0, abandoned: Container[str] = ()) -> None:
+        """Give ids to calls.
+
+        Args:
+            abandoned: ids of calls in branches that have lost a race. They stay taken: an equal call elsewhere is
+                another one.
+        """
         # Calls of different lives differ, also for those who know them by their idempotency keys.
         self._suffix = f"@{restarts}" if restarts else ""
+        self._abandoned = abandoned
         self._counts: dict[str, int] = {}
         #: The task that made each call first.
         self._tasks: dict[str, asyncio.Task[Any] | None] = {}
 
-    def assign(self, call: StepCall) -> str:
+    def assign(self, call: StepCall, lost: Container[str] = ()) -> str:
         """Return the id of a call.
+
+        Args:
+            lost: those of `abandoned` that the call may be, as it is made in such a branch.
 
         Raises:
             AmbiguousStep: another task makes the same call, and it is not `pure`.
@@ -111,8 +121,11 @@ class StepIdentity:
         shared = self._tasks.setdefault(place, task) is not task
         if shared and (call.effect is not Effect.PURE or call.tool in (FIRST, SAGA)):
             raise AmbiguousStep(call.tool)
-        self._counts[place] = self._counts.get(place, 0) + 1
-        return f"{place}:{self._counts[place]}{self._suffix}"
+        while True:
+            self._counts[place] = self._counts.get(place, 0) + 1
+            call_id = f"{place}:{self._counts[place]}{self._suffix}"
+            if call_id not in self._abandoned or call_id in lost:
+                return call_id
 
 
 def make_digest(arguments: Any) -> str:
