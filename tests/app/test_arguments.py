@@ -81,6 +81,12 @@ def test_an_app_refuses_what_is_no_agent(agents: Any) -> None:
         App(agents, None)
 
 
+def test_an_app_refuses_what_provides_no_tools() -> None:
+    wrong: Any = look  # a tool belongs to an agent
+    with pytest.raises(DefinitionError, match="tools is"):
+        App([AGENT], None, tools=[wrong])
+
+
 @pytest.mark.parametrize("store", [7, ["sqlite:"], object(), MemoryStore])
 def test_an_app_refuses_what_is_no_store(store: Any) -> None:
     with pytest.raises(DefinitionError, match="store is"):

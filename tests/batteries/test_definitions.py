@@ -132,6 +132,15 @@ async def test_an_agent_built_from_a_persona_runs() -> None:
     assert model.requests[0][0].text == "Look."  # type: ignore[union-attr]
 
 
+async def test_a_removed_persona_is_not_found() -> None:
+    collection = personas(ScriptedModel("done"))
+    await collection.save(Persona(owner="al", name="scout", instructions="Look."))
+    await collection.remove("al", "scout")
+    with pytest.raises(DefinitionNotFound):
+        await collection.source("al", "scout")
+    assert list(await collection.newest()) == []
+
+
 async def test_a_resumed_run_keeps_the_version_it_started_with() -> None:
     store, reached, second = MemoryStore(), asyncio.Event(), ScriptedModel("done", "done")
     collection = Personas(

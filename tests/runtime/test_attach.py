@@ -257,3 +257,30 @@ async def test_a_caller_whose_clock_is_ahead_of_the_stores_waits_for_the_run_wit
         await asyncio.gather(caller, return_exceptions=True)
         assert claims > 0
         assert further == 0
+
+
+async def test_a_caller_that_waits_for_a_run_of_another_app_is_released_when_its_own_begins_to_shut_down(
+    tmp_path: Path,
+) -> None:
+    reached, may_end, url = asyncio.Semaphore(0), asyncio.Event(), f"sqlite:{tmp_path / 'runs.db'}"
+
+    async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        reached.release()
+        await may_end.wait()
+        return Reply(text="done")
+
+    agent = Agent(name="agent", model=model)
+    async with App([agent], url) as other, App([agent], url, worker=False) as app:
+        await other.submit("agent", "go", run_id="of-the-other")
+        own = asyncio.create_task(app.run("agent", "go", run_id="own"))
+        for _ in range(2):
+            await reached.acquire()
+        waiting = asyncio.create_task(app.run("agent", "go", run_id="of-the-other"))
+        await asyncio.sleep(0)
+        stopping = asyncio.create_task(app.shutdown(timedelta(minutes=1)))
+        with pytest.raises(Shutdown):
+            await waiting
+        assert not stopping.done(), "it waits for its own run"
+        may_end.set()
+        await stopping
+        await asyncio.wait([own])

@@ -195,6 +195,13 @@ async def test_a_saver_that_is_not_open_says_so(sqlite_url: str) -> None:
         assert await Thread(saver).load() == make_messages(1)
 
 
+async def test_a_saver_that_is_closed_leaves_one_file(sqlite_url: str, tmp_path: Path) -> None:
+    async with HoldfastSaver.from_url(sqlite_url) as saver:
+        await Thread(saver).put(make_messages(1))
+        assert len(list(tmp_path.iterdir())) > 1, "the write-ahead log is a file of its own"
+    assert [path.name for path in tmp_path.iterdir()] == ["graph.db"]
+
+
 async def test_one_saver_serves_several_event_loops(saver: HoldfastSaver) -> None:
     def put_elsewhere() -> None:
         asyncio.run(Thread(saver, "elsewhere").put(make_messages(1)))

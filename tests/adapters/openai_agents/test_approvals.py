@@ -1,5 +1,6 @@
 """Calls that wait: for a person's approval, or for a result from elsewhere."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -222,3 +223,23 @@ async def test_a_tool_whose_result_comes_later() -> None:
         await app.result("r")
     assert len(tokens) == 1
     assert get_outputs(model.requests[1]) == {"c1": "{'dish': 'soup'}", "c2": "warm"}
+
+
+async def test_a_call_in_progress_ends_before_the_run_waits_for_a_result() -> None:
+    looked: list[str] = []
+
+    @function_tool
+    async def order() -> Any:
+        return Deferred(reason="the kitchen")
+
+    @function_tool
+    async def look() -> str:
+        for _ in range(200):  # turns of the event loop in which the other call is found to wait
+            await asyncio.sleep(0)
+        looked.append("Lyon")
+        return "warm"
+
+    model = ScriptedModel([call("c1", "order"), call("c2", "look")], "done")
+    async with App([durable(Agent(name="bank", model=model, tools=[order, look]))], "memory:") as app:
+        await run_until_waiting(app)
+        assert looked == ["Lyon"]

@@ -5,10 +5,12 @@ import threading
 from datetime import timedelta
 
 import pytest
+from tests.core.null_listener import NullListener
 from tests.core.recording_ports import RecordingPorts
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
+from holdfast import App, tool
 from holdfast.checkpoint.checkpointer import CLAIM_PROOF_TTL
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core.agents.agent import Agent
@@ -16,7 +18,10 @@ from holdfast.core.agents.tool import Tool
 from holdfast.core.agents.tool_threads import MAX_TOOL_THREADS
 from holdfast.core.errors import RunCancelled, RunLost, Shutdown
 from holdfast.core.execution.calling.tool_calls import UNKNOWN_OUTCOME
+from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import ToolResult
+from holdfast.core.run.run_events import Event, ToolCalled
+from holdfast.stores.memory import MemoryStore
 from holdfast.testing.manual_clock import ManualClock
 
 CALLS = MAX_TOOL_THREADS + 8
@@ -150,3 +155,29 @@ def _join_tool_threads() -> None:
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and "tool" in thread.name:
             thread.join(60)
+
+
+async def test_calls_that_are_stopped_before_their_threads_start_return_their_slots() -> None:
+    reserved = asyncio.Semaphore(0)
+
+    class HoldingListener(NullListener):
+        async def on_event(self, info: RunInfo, event: Event) -> None:
+            if isinstance(event, ToolCalled) and info.run_id == "stopped":
+                reserved.release()
+                await asyncio.Event().wait()
+
+    @tool(effect="pure")
+    def look() -> str:
+        return "seen"
+
+    many = tool_reply(*(call(str(number), "look") for number in range(MAX_TOOL_THREADS)))
+    filling = Agent(name="filling", model=ScriptedModel(many, "done"), tools=[look])
+    looking = Agent(name="looking", model=ScriptedModel(tool_reply(call("1", "look")), "done"), tools=[look])
+    async with App([filling, looking], MemoryStore(), listener=HoldingListener()) as app:
+        running = asyncio.create_task(app.run(filling, "go", run_id="stopped"))
+        for _ in range(MAX_TOOL_THREADS):
+            await reserved.acquire()
+        await app.cancel("stopped")
+        with pytest.raises(RunCancelled):
+            await running
+        assert (await app.run(looking, "go")).output == "done"

@@ -228,3 +228,29 @@ async def test_drafts_are_redacted_and_hold_back_a_word_that_may_be_a_secret() -
                     assert "sk-" not in shown
             model.release()
             assert get_types(await collect(events)) == ["reply", "step_finished", "output"]
+
+
+async def test_text_is_not_seen_before_what_was_recorded_before_it() -> None:
+    store, begin, written, finish = GatedStore(), asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def model(messages: Sequence[Any], tools: Sequence[Any]) -> Reply:
+        if len(messages) == 1:
+            await emit_text("let me see")
+            await begin.wait()
+            return tool_reply(call("1", "look", city="Rome"), text="let me see")
+        await emit_text("warm")
+        written.set()
+        await finish.wait()
+        return Reply(text="warm")
+
+    async with App([Agent(name="a", model=model, tools=[look])], store) as app:
+        run_id = await app.submit("a", "go")
+        async with aclosing(app.events(run_id)) as events:
+            await wait_for(events, is_text)
+            store.gate.clear()
+            begin.set()
+            await written.wait()
+            store.gate.set()
+            assert "step_finished" in [event.type async for event in _take_until(events, "text_delta")]
+            finish.set()
+            await collect(events)

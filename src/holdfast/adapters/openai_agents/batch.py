@@ -254,7 +254,6 @@ class SDKBatch:
             raise
         if output is WAITING:
             self._waits = True
-            await asyncio.wait({each for each in self._tasks if each is not asyncio.current_task()})
             raise self._context.waits.make_error()
         result: ToolOutput = output
         return result
