@@ -5,7 +5,7 @@ import asyncio
 from tests.probe_store import ProbeStore
 
 from holdfast.core.run.info import RunInfo
-from holdfast.runtime.changes import ChangeSignal
+from holdfast.runtime.changes import POLL_INTERVAL, ChangeSignal
 from holdfast.runtime.operations.submitting import Submitter
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.manual_clock import ManualClock
@@ -36,3 +36,19 @@ async def test_a_listener_is_woken_when_the_signal_closes() -> None:
             await changes.close()
             await waiting
         await store.close()
+
+
+async def test_the_timer_of_a_wait_that_has_ended_does_not_end_the_next_one() -> None:
+    store, clock = ProbeStore(MemoryStore()), ManualClock()
+    await store.open()
+    with ChangeSignal(store, clock).listen() as listener:
+        first = asyncio.create_task(listener.wait())
+        await clock.advance(POLL_INTERVAL / 2)
+        listener.wake()
+        await first
+        second = asyncio.create_task(listener.wait())
+        await clock.advance(POLL_INTERVAL * 0.9)
+        assert not second.done()
+        await clock.advance(POLL_INTERVAL)
+        assert second.done()
+    await store.close()

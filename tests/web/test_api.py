@@ -2,13 +2,20 @@
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
+from tests.scripted_model import ScriptedModel
 from tests.web.conftest import Site
 
+from holdfast import App
+from holdfast.fanout import Fanout, FanoutSettings
+from holdfast.web.api import make_api
 from holdfast.web.api.operation import MAX_BODY_BYTES
+from holdfast.web.auth import LOCAL_PRINCIPAL, Principal
 
 
 async def submit(client: httpx.AsyncClient, run_id: str, prompt: str, agent: str = "clerk", **more: Any) -> None:
@@ -246,3 +253,22 @@ async def test_large_bodies_are_refused(ann: httpx.AsyncClient) -> None:
             yield b"x" * 65536
 
     check_problem(await ann.post("/runs", content=chunks(), headers=headers), 413, "BodyTooLarge")
+
+
+async def test_only_a_model_of_a_fanout_is_picked_as_its_result(tmp_path: Path) -> None:
+    url = f"sqlite:{tmp_path / 'runs.db'}"
+    models = {name: ScriptedModel(name) for name in ("red", "blue")}
+    fanout = Fanout("Which?", models, store=url, settings=FanoutSettings(handle_signals=False))
+    await fanout.run()
+    async with App([], url, worker=False) as app:
+        transport = httpx.ASGITransport(make_api(app, authorize=_let_in))
+        async with httpx.AsyncClient(transport=transport, base_url="http://api") as client:
+            path = f"/runs/{fanout.run_id}/pick"
+            refused = await client.post(path, json={"result": "green"})
+            assert "it has red, blue" in check_problem(refused, 422, "DefinitionError")
+            picked = (await client.post(path, json={"result": "blue"})).json()["pick"]
+            assert picked["value"] == "blue"
+
+
+def _let_in(request: Request) -> Principal:
+    return LOCAL_PRINCIPAL

@@ -166,6 +166,17 @@ async def test_a_token_expires() -> None:
         tokens.verify(token)
 
 
+async def test_a_token_is_valid_for_an_hour_by_default() -> None:
+    clock = ManualClock()
+    tokens = BrowserTokens(SECRET, clock=clock)
+    token = tokens.issue("r1")
+    await clock.advance(timedelta(minutes=59))
+    tokens.verify(token)
+    await clock.advance(timedelta(minutes=1))
+    with pytest.raises(InvalidToken, match="expired"):
+        tokens.verify(token)
+
+
 def test_a_changed_token_is_refused() -> None:
     tokens = BrowserTokens(SECRET)
     token = tokens.issue("r1")

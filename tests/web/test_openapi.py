@@ -76,6 +76,16 @@ async def test_responses_are_as_described(description: dict[str, Any], ann: http
         validate(description, problem["schema"], refused.json())
 
 
+async def test_numbers_within_the_described_bounds_are_accepted(
+    description: dict[str, Any], ann: httpx.AsyncClient
+) -> None:
+    [limit] = [each for each in description["paths"]["/runs"]["get"]["parameters"] if each["name"] == "limit"]
+    least, most = limit["schema"]["minimum"], limit["schema"]["maximum"]
+    given = [least - 1, least, most, most + 1]
+    responses = [await ann.get("/runs", params={"limit": number}) for number in given]
+    assert [response.status_code for response in responses] == [422, 200, 200, 422]
+
+
 async def test_bodies_that_fit_the_description_are_accepted(
     description: dict[str, Any], ann: httpx.AsyncClient
 ) -> None:

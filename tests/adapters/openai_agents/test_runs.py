@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from agents import (
     Agent,
@@ -35,7 +36,7 @@ from typing_extensions import TypedDict
 from holdfast import App, tool
 from holdfast.adapters.openai_agents import ToolPolicy, durable
 from holdfast.adapters.openai_agents.message_codec import CODEC, Input, make_output, make_reply
-from holdfast.adapters.readable import read_message
+from holdfast.adapters.readable import Thinking, read_message
 from holdfast.core.errors import DefinitionError, RunFailed
 from holdfast.core.run.messages import Reply, ToolCall, ToolResult, User
 
@@ -293,6 +294,9 @@ def test_stored_messages_are_readable_without_the_sdk() -> None:
     assert read_message("openai_agents", CODEC.encode(response)) == [
         Reply(text="hm", tool_calls=[ToolCall(id="c1", name="look", arguments={"city": "Lyon"})])
     ]
+    thought = {"type": "reasoning", "id": "1", "summary": [{"type": "summary_text", "text": "Is Lyon warm?"}]}
+    reply = msgspec.json.encode({"item": "reply", "output": [thought, {"type": "reasoning", "summary": []}]})
+    assert read_message("openai_agents", reply) == [Thinking("Is Lyon warm?"), Reply(text="")]
     assert read_message("openai_agents", CODEC.encode(Input(items=[{"role": "user", "content": "go"}]))) == [User("go")]
     output = make_output("c1", "look", {"a": 1})
     assert read_message("openai_agents", CODEC.encode(output)) == [

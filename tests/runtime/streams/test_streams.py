@@ -248,6 +248,29 @@ async def test_many_watchers_of_one_run_share_their_reads() -> None:
     assert store.loads < 50
 
 
+async def test_a_run_that_no_watcher_reads_any_more_is_not_read() -> None:
+    store, clock, reached, gate = CountingStore(), ManualClock(), asyncio.Event(), asyncio.Event()
+
+    async def model(messages: object, tools: object) -> Reply:
+        reached.set()
+        await gate.wait()
+        return Reply(text="done")
+
+    async with App([Agent(name="a", model=model)], store, clock=clock) as app:
+        run_id = await app.submit("a", "go")
+        await reached.wait()
+        async with aclosing(app.events(run_id)) as events:
+            watching = asyncio.create_task(collect(events))
+            await clock.advance(timedelta(seconds=5))
+            assert store.loads > 0
+            watching.cancel()
+            await asyncio.wait([watching])
+        store.loads = 0
+        await clock.advance(timedelta(seconds=30))
+        assert store.loads == 0
+        gate.set()
+
+
 async def test_a_watcher_that_shares_a_read_which_began_before_it_came_misses_nothing() -> None:
     reading, may_end, allowed = asyncio.Event(), asyncio.Event(), asyncio.Semaphore(0)
 
