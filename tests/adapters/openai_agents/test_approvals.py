@@ -1,6 +1,7 @@
 """Calls that wait: for a person's approval, or for a result from elsewhere."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,8 @@ from agents.testing import function_call
 from tests.adapters.crash_simulator import RUN, CrashSimulator
 from tests.adapters.openai_agents.scripted_model import ScriptedModel, call
 from tests.adapters.openai_agents.test_resume import get_outputs
-from tests.failed_runs import fails_with
 
-from holdfast import App, ApprovalRequest, Approve, Deferred, Deny, RunWaiting, current_call
+from holdfast import App, ApprovalRequest, Approve, Deferred, Deny, RunWaiting, WorkerSettings, current_call
 from holdfast.adapters.openai_agents import ToolPolicy, durable
 from holdfast.core.errors import DefinitionError
 from holdfast.results import WaitingCall
@@ -153,21 +153,73 @@ async def test_a_policy_asks_for_approvals_of_a_tool_that_does_not() -> None:
     assert bank.paid == ["Faro", "Bonn"]
 
 
-async def test_an_approval_within_an_agent_as_a_tool_is_refused_with_the_way_out() -> None:
-    paid: list[str] = []
+class Branch:
+    """A bank whose clerk is an agent as a tool, and pays only with an approval."""
 
-    @function_tool(needs_approval=True)
-    async def pay(city: str) -> str:
-        paid.append(city)
-        return "paid"
+    def __init__(self, *steps: Any, deaths: CrashSimulator | None = None) -> None:
+        self.paid: list[str] = []
 
-    inner = Agent(name="inner", model=ScriptedModel([call("i1", "pay", city="Nice")], "done"), tools=[pay])
-    model = ScriptedModel([call("c1", "ask_inner", input="?")], "done")
-    agent = durable(Agent(name="bank", model=model, tools=[inner.as_tool("ask_inner", "Asks.")]))
-    async with App([agent], "memory:") as app:
-        with fails_with(DefinitionError, match=r"pay of agent inner asks for an approval within a tool"):
-            await app.run("bank", "go")
-    assert paid == []
+        @function_tool(needs_approval=True)
+        async def pay(city: str) -> str:
+            self.paid.append(city)
+            if deaths is not None:
+                await deaths.reach(f"pay {city}")
+            return f"paid {city}"
+
+        self.clerk_model = ScriptedModel(*steps)
+        self.model = ScriptedModel([call("c1", "ask_clerk", input="?")], "done")
+        self.clerk = Agent(name="clerk", model=self.clerk_model, tools=[pay])
+        self.agent = durable(Agent(name="bank", model=self.model, tools=[self.clerk.as_tool("ask_clerk", "Asks.")]))
+
+
+async def test_a_call_of_an_agent_as_a_tool_waits_for_its_approval_over_a_restart(tmp_path: Path) -> None:
+    store, steps = f"sqlite:{tmp_path / 'runs.db'}", ([call("i1", "pay", city="Nice")], "the clerk paid")
+    async with App([Branch(*steps).agent], store) as app:
+        [waiting] = await run_until_waiting(app)
+        assert (waiting.call_id, waiting.tool, waiting.arguments) == ("c1/i1", "pay", {"city": "Nice"})
+        assert waiting.reason == "asked by agent clerk"
+    branch = Branch(*steps)
+    async with App([branch.agent], store, worker=WorkerSettings(take_runs=False)) as app:
+        await app.answer("r", "c1/i1", Approve(), by="ann")
+        assert (await app.run("bank", "go", run_id="r")).output == "done"
+    assert branch.paid == ["Nice"]
+    assert get_outputs(branch.clerk_model.requests[0]) == {"i1": "paid Nice"}
+    assert get_outputs(branch.model.requests[0]) == {"c1": "the clerk paid"}
+
+
+async def test_an_agent_as_a_tool_continues_when_all_its_calls_are_decided() -> None:
+    calls = [call("i1", "pay", city="Nice"), call("i2", "pay", city="Bonn"), call("i3", "pay", city="Faro")]
+    branch = Branch(calls, [call("i4", "pay", city="Lyon")], "the clerk is done")
+    async with App([branch.agent], "memory:") as app:
+        assert [each.call_id for each in await run_until_waiting(app)] == ["c1/i1", "c1/i2", "c1/i3"]
+        await app.answer("r", "c1/i1", Deny(reason="too warm"))
+        with pytest.raises(DefinitionError, match="city: is not 'Bonn'"):  # the SDK has no way to change them
+            await app.answer("r", "c1/i2", Approve(arguments={"city": "Cork"}))
+        await app.answer("r", "c1/i2", Approve())
+        assert [each.call_id for each in await run_until_waiting(app)] == ["c1/i3"]
+        assert branch.paid == []
+        await app.answer("r", "c1/i3", Approve())
+        assert [each.call_id for each in await run_until_waiting(app)] == ["c1/i4"]
+        assert sorted(branch.paid) == ["Bonn", "Faro"]
+        await app.answer("r", "c1/i4", Approve())
+        assert (await app.result("r")).output == "done"
+        usage = (await app.get("r")).usage
+    assert sorted(branch.paid) == ["Bonn", "Faro", "Lyon"]
+    assert usage.requests == 5
+    outputs = get_outputs(branch.clerk_model.requests[1])
+    assert outputs == {"i1": "The call was denied: too warm.", "i2": "paid Bonn", "i3": "paid Faro"}
+
+
+async def test_an_agent_as_a_tool_that_was_killed_after_its_approval_is_in_doubt() -> None:
+    deaths, store = CrashSimulator("pay Nice"), MemoryStore()
+    branch = Branch([call("i1", "pay", city="Nice")], "never", deaths=deaths)
+    async with App([branch.agent], store, worker=False) as app:
+        with pytest.raises(RunWaiting):
+            await app.run("bank", "go", run_id=RUN)
+        await app.answer(RUN, "c1/i1", Approve())
+    assert (await deaths.resume(branch.agent, store=store)).output == "done"
+    assert branch.paid == ["Nice"]
+    assert "Unknown outcome" in get_outputs(branch.model.requests[1])["c1"]
 
 
 def test_a_handoff_cannot_wait_for_an_approval() -> None:

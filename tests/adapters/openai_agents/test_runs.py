@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from holdfast.adapters.openai_agents import ToolPolicy, durable
 from holdfast.adapters.openai_agents.message_codec import CODEC, Input, make_output, make_reply
 from holdfast.adapters.readable import Thinking, read_message
 from holdfast.core.errors import DefinitionError, RunFailed
+from holdfast.core.observer import AttemptControl, ObservedEvent, ReplyReceived
 from holdfast.core.run.messages import Reply, ToolCall, ToolResult, User
 
 
@@ -97,6 +99,27 @@ async def test_the_default_prompt_cache_key_is_that_of_the_run() -> None:
     first, again, other, _ = keys
     assert first == again is not None
     assert other not in (first, None)
+
+
+async def test_an_observer_learns_which_model_has_streamed_its_reply() -> None:
+    class Observer:
+        kinds = frozenset({ReplyReceived})
+
+        def __init__(self) -> None:
+            self.models: list[str] = []
+
+        def begin(self, attempt: AttemptControl, max_runtime: timedelta | None) -> "Observer":
+            return self
+
+        def observe(self, event: ObservedEvent) -> None:
+            assert isinstance(event, ReplyReceived)
+            self.models.append(event.model)
+
+    observer = Observer()
+    agent = durable(Agent(name="a", model=ScriptedModel("hello")), stream=True)
+    async with App([agent], "memory:", critic=observer) as app:
+        await app.run("a", "go")
+    assert observer.models == ["scripted-model"]
 
 
 async def test_a_copy_of_a_durable_agent_runs() -> None:

@@ -46,6 +46,29 @@ async def test_the_sdk_continues_a_session_in_another_process(durable_store_url:
     assert second[1]["content"][0]["text"] == "answer to one"
 
 
+@pytest.mark.parametrize("opened", ["with", "async with"])
+def test_run_sync_continues_a_session(durable_store_url: str, opened: str) -> None:
+    model = ScriptedModel("an answer")
+
+    def chat(sessions: HoldfastSessions) -> None:
+        with asyncio.Runner() as loops:
+            asyncio.set_event_loop(loops.get_loop())  # otherwise the SDK leaves one open
+            for prompt in ("one", "two"):
+                Runner.run_sync(Agent(name="a", model=model), prompt, session=sessions.get("ada"))
+        asyncio.set_event_loop(None)
+
+    async def open_and_chat() -> None:
+        async with HoldfastSessions.from_url(durable_store_url) as sessions:
+            await asyncio.to_thread(chat, sessions)
+
+    if opened == "with":
+        with HoldfastSessions.from_url(durable_store_url) as sessions:
+            chat(sessions)
+    else:
+        asyncio.run(open_and_chat())
+    assert [len(request) for request in model.requests] == [1, 3]
+
+
 async def test_items_are_kept_in_order_limited_popped_and_cleared(sessions: HoldfastSessions) -> None:
     session, other = sessions.get("ada"), sessions.get("bob")
     assert isinstance(session, Session)

@@ -13,6 +13,7 @@ from agents.tool_context import ToolContext
 from agents.util._approvals import evaluate_function_tool_approval
 from openai.types.responses import ResponseFunctionToolCall
 
+from holdfast.adapters.openai_agents.agent_tools import SuspendedAgents
 from holdfast.adapters.openai_agents.function_calls import FunctionCall, HandoffCall, HoldfastCall, SDKCall
 from holdfast.adapters.openai_agents.message_codec import SDKReply, ToolOutput
 from holdfast.adapters.tool_policies import ONCE, PURE, ToolPolicies, find_policy
@@ -65,6 +66,7 @@ class SDKBatch:
     ) -> None:
         self._context, self._policies, self._sdk_context = context, policies, sdk_context
         self._error_formatter = error_formatter
+        self._suspended = SuspendedAgents(context)
         self._calls: dict[str, SDKCall] = {}
         #: Results of a reply that an earlier process has answered, by call id.
         self._final_outputs: dict[str, ToolOutput] = {}
@@ -105,7 +107,9 @@ class SDKBatch:
                     # The SDK itself asks for an approval of arguments that it cannot parse.
                     self._sdk_context.approve_tool(ToolApprovalItem(agent=agent, raw_item=item, tool_name=item.name))
         if self._calls:
-            await self._context.tool_calls.announce(self._get_effects(), resumed=True)
+            await self._context.tool_calls.announce(
+                self._get_effects(), resumed=True, not_started=self._suspended.call_ids
+            )
 
     def reopen(self, final_outputs: dict[str, ToolOutput]) -> None:
         """Return these results: an earlier process has made all calls of the reply."""
@@ -132,7 +136,7 @@ class SDKBatch:
             return HoldfastCall(item, tool, self._context.attempt)
         if tool is not None:
             policy = find_policy(self._policies, tool.name, tool)
-            return FunctionCall(item, tool, policy, self._context.attempt, self._count_nested_usage)
+            return FunctionCall(item, tool, policy, self._context.attempt, self._count_nested_usage, self._suspended)
         if handoff is not None:
             made = handoff.on_invoke_handoff
             assert isinstance(made, _Recorded), "the handoffs of executed agents are wrapped"

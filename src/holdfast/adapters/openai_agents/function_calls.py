@@ -12,12 +12,14 @@ from agents.tool import invoke_function_tool, maybe_invoke_function_tool_failure
 from agents.tool_context import ToolContext
 from openai.types.responses import ResponseFunctionToolCall
 
+from holdfast.adapters.openai_agents.agent_tools import SuspendedAgents
 from holdfast.adapters.openai_agents.message_codec import ToolOutput, make_output, parse_arguments
 from holdfast.core.agents.calls import CallRequest, Effect
 from holdfast.core.agents.tool import Tool, ToolPolicy
 from holdfast.core.errors import ToolFailed, format_error
 from holdfast.core.execution.attempt import Attempt
 from holdfast.core.execution.calling.call_retries import await_thread, call_tool, retry_call
+from holdfast.core.execution.calling.waits import WAITING
 from holdfast.core.json_value import to_json_value
 from holdfast.core.run.waiting import Deferred, Suspend
 
@@ -66,14 +68,17 @@ class FunctionCall(SDKCall):
         policy: ToolPolicy,
         attempt: Attempt,
         count_usage: Callable[[], None],
+        agents: SuspendedAgents,
     ) -> None:
         """Make a call.
 
         Args:
             count_usage: counts what agents within the tool have used, together with its result.
+            agents: has the state of the agent within the tool, if it waits.
         """
         super().__init__(item, policy)
         self._tool, self._policy, self._attempt, self._count_usage = tool, policy, attempt, count_usage
+        self._agents = agents
         if isinstance(self.arguments, dict):
             self.approval = policy.request_approval(self.arguments)
         self._input = item.arguments
@@ -104,6 +109,10 @@ class FunctionCall(SDKCall):
 
     async def execute(self) -> Any:
         policy = self._policy
+        assert self._context is not None, "the SDK invokes a tool with a context"
+        if self._agents.is_waiting(self.call_id):
+            return WAITING
+        await self._agents.resume(self.call_id, self._context, self._tool._agent_instance)
         try:
             work = (
                 self._start()
@@ -117,6 +126,8 @@ class FunctionCall(SDKCall):
             self._count_usage()
         if isinstance(returned, Deferred):
             return returned
+        if self._agents.suspend(self.call_id, self._context):
+            return WAITING
         self.returned = returned
         return self.reconciled_result(returned)
 

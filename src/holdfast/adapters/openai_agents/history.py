@@ -69,12 +69,12 @@ class SDKHistory:
         """The agent that the conversation continues with; `None`: the first one."""
         if self.open_reply is not None:
             return self.open_reply.agent
-        name: str | None = self._context.state.loop_data
+        name: str | None = (self._context.state.loop_data or {}).get("agent")
         return name
 
     def set_active_agent(self, name: str) -> None:
         """Record the agent that asks for the next reply. The next save contains it."""
-        self._context.state.loop_data = name
+        self._context.state.loop_data = {"agent": name}
 
     def add_reply(self, reply: SDKReply, response: ModelResponse) -> None:
         """Record a reply of the model."""

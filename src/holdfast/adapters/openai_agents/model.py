@@ -1,6 +1,7 @@
 """Recorded models of the Agents SDK: a reply in the journal is returned, a new one is streamed and recorded."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agents import Handoff, Model, ModelProvider, ModelResponse, Tool, Usage
@@ -18,6 +19,13 @@ from openai.types.responses import (
 )
 
 from holdfast.core.execution.step import StepContext
+
+
+@dataclass
+class NamedResponse(ModelResponse):
+    """A response that says which model gave it. Those of the SDK itself do not."""
+
+    model: str = ""
 
 
 async def read_stream(events: AsyncIterator[TResponseStreamEvent], reply: StepContext) -> ModelResponse:
@@ -44,7 +52,8 @@ async def read_stream(events: AsyncIterator[TResponseStreamEvent], reply: StepCo
 
 def _make_response(response: Response, items: list[Any]) -> ModelResponse:
     """Return the response. Some providers send its items in the stream only."""
-    return ModelResponse(
+    return NamedResponse(
+        model=response.model,
         output=list(response.output) or items,
         usage=_make_usage(response.usage),
         response_id=response.id,

@@ -20,13 +20,12 @@ from agents import (
     Usage,
 )
 from agents.run_config import CallModelData, ModelInputData
-from openai.types.responses import ResponseFunctionToolCall
 
 from holdfast.adapters.openai_agents.batch import SDKBatch, Toolkit
 from holdfast.adapters.openai_agents.handoffs import AgentGraph, ExecutedAgents
 from holdfast.adapters.openai_agents.history import SDKHistory
 from holdfast.adapters.openai_agents.message_codec import SDKReply, get_text, list_calls, load_usage, make_reply
-from holdfast.adapters.openai_agents.model import Ask, ModelRecorder
+from holdfast.adapters.openai_agents.model import Ask, ModelRecorder, NamedResponse
 from holdfast.adapters.tool_policies import ToolPolicies
 from holdfast.core.agents.tool_context import _CURRENT_CALL
 from holdfast.core.errors import DefinitionError
@@ -247,7 +246,7 @@ class SDKRunner:
             except Exception as exc:  # a provider may raise anything
                 await retries.on_error(exc)
             else:
-                retries.on_reply()
+                retries.on_reply(response.model if isinstance(response, NamedResponse) else "")
                 return response
 
     def _count(self, model: str, usage: Usage) -> None:
@@ -267,11 +266,6 @@ class SDKRunner:
 
 def _make_approval_error(item: ToolApprovalItem) -> DefinitionError:
     """Return the error for an approval that the SDK asks for outside the recorded calls."""
-    if isinstance(item.raw_item, ResponseFunctionToolCall):
-        return DefinitionError(
-            f"{item.name} of agent {item.agent.name} asks for an approval within a tool, where a run cannot wait: make "
-            f"the agent durable, and call it from a tool with current_call().run(...)"
-        )
     return DefinitionError(
         f"{item.name} asks for an approval that a durable run cannot give: hosted MCP tools need on_approval_request"
     )

@@ -1,15 +1,15 @@
 """Sessions of the OpenAI Agents SDK in SQLite or PostgreSQL, for agents that you run with the SDK's `Runner`."""
 
 from collections.abc import Iterable
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 from agents import TResponseInputItem
 from agents.memory import SessionSettings
 
+from holdfast.adapters.shared_tables import SharedTables
 from holdfast.core.errors import PayloadError
-from holdfast.db.tables import Cursor, Schema, Tables
+from holdfast.db.tables import Cursor, Schema
 from holdfast.db.urls import tables_from_url
 
 _ITEM = "openai_agents_item"
@@ -24,13 +24,17 @@ _SCHEMA = Schema(
 )
 
 
-class HoldfastSessions:
-    """The sessions in one database. Open it once per process, with `async with`.
+class _SessionTables(SharedTables):
+    label = "the database of sessions"
 
-    Used by the tasks of the event loop that opened it.
+
+class HoldfastSessions:
+    """The sessions in one database. Open it once per process: with `async with`, or with `with` for sync code.
+
+    Sessions may be used on any thread and event loop, as `Runner.run_sync` does.
     """
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: SharedTables) -> None:
         """For `from_url`."""
         self._tables = tables
 
@@ -44,16 +48,21 @@ class HoldfastSessions:
         Raises:
             TablesError: the URL names no database.
         """
-        return cls(tables_from_url(url))
+        return cls(_SessionTables(tables_from_url(url), _SCHEMA))
 
     async def __aenter__(self) -> Self:
-        await self._tables.open(_SCHEMA)
+        await self._tables.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._tables.close()
+    async def __aexit__(self, *error: Any) -> None:
+        await self._tables.__aexit__(*error)
+
+    def __enter__(self) -> Self:
+        self._tables.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._tables.__exit__(*error)
 
     def get(self, session_id: str, *, settings: SessionSettings | None = None) -> "HoldfastSession":
         """Return the session with this id, for `Runner.run(..., session=...)`. A new one has no items.
@@ -72,7 +81,7 @@ class HoldfastSession:
     session: the items of one `add_items` stay together, and an item is popped once.
     """
 
-    def __init__(self, tables: Tables, session_id: str, settings: SessionSettings | None) -> None:
+    def __init__(self, tables: SharedTables, session_id: str, settings: SessionSettings | None) -> None:
         """For `HoldfastSessions.get`."""
         self._tables = tables
         self.session_id, self.session_settings = session_id, settings

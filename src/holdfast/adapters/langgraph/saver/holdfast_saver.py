@@ -58,22 +58,22 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         return cls(SaverDatabase.from_url(url), serde=serde or make_serde(types))
 
     async def __aenter__(self) -> Self:
-        await self._database.open()
+        await self._database.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._database.close()
+        await self._database.__aexit__(kind, error, traceback)
 
     def __enter__(self) -> Self:
-        self._database.open_in_thread()
+        self._database.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._database.close_thread()
+        self._database.__exit__(kind, error, traceback)
 
     def get_next_version(self, current: str | None, channel: None) -> str:
         """Return a version that is greater than `current`, and differs from those of other branches of the thread."""
