@@ -1,6 +1,7 @@
 """`durable`: compiled graphs as agents of holdfast."""
 
 import asyncio
+import math
 import operator
 from collections import Counter
 from collections.abc import Sequence
@@ -95,6 +96,26 @@ async def test_a_reply_that_a_later_node_returns_again_is_counted_once() -> None
 
 async def _without_run(graph: Graph, prompt: str) -> Any:
     return await graph.ainvoke({"messages": [HumanMessage(prompt)]})
+
+
+@pytest.mark.parametrize("reply_id", [None, "m1"])
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_a_reply_of_a_subgraph_is_counted_once_over_a_crash(reply_id: str | None, depth: int) -> None:
+    """Without an id there is nothing to know it by, and the outer graphs return it too."""
+    crash = Crash("before the end")
+
+    async def answer(state: State) -> State:
+        return {"messages": [AIMessage("hi", usage_metadata=USAGE, id=reply_id)]}
+
+    async def stop(state: State) -> dict[str, Any]:
+        await crash.reach("before the end")
+        return {}
+
+    graph = build_line(answer, answer if reply_id is None else stop, stop, state=State)
+    for _ in range(depth):
+        graph = build_line(graph.compile(), state=State)
+    result = await crash.run(durable(graph.compile(name="trip")))
+    assert result.usage.requests == (2 if reply_id is None else 1)
 
 
 async def test_a_worker_runs_what_was_submitted_and_another_process_reads_the_output() -> None:
@@ -309,6 +330,60 @@ def _build_paying(crash: Crash) -> StateGraph[Any]:
     builder.add_sequence([("model", script([("pay", "Lyon")])), ("tools", ToolNode([pay], handle_tool_errors=True))])
     builder.add_edge(START, "model")
     return builder
+
+
+@pytest.mark.parametrize("handled", [True, False])
+async def test_an_error_of_a_tool_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture, handled: bool) -> None:
+    @tool
+    async def fail(city: str) -> str:
+        """Fail."""
+        raise KeyError(city)
+
+    builder = build_agent(script([("fail", "Lyon")]), [fail])
+    builder.nodes["tools"].runnable = ToolNode([fail], handle_tool_errors=handled)
+    async with App([durable(builder.compile(name="trip"))], "memory:") as app:
+        if handled:
+            output = (await app.run("trip", "go", run_id="r")).output
+            assert ["KeyError" in text for text in get_tool_texts(output)] == [True]
+        else:
+            with fails_with(KeyError):
+                await app.run("trip", "go", run_id="r")
+        assert 'holdfast_failed_calls_total{agent="trip",tool="fail"} 1' in await app.render_metrics()
+    [line] = [record for record in caplog.records if record.name == "holdfast.tools"]
+    assert line.levelname == "WARNING"
+    assert line.exc_info is not None
+    assert isinstance(line.exc_info[1], KeyError)
+    assert line.exc_info[2] is not None
+
+
+@pytest.mark.parametrize("city", ["half \ud83d", math.nan])
+async def test_arguments_that_no_store_can_keep_are_reported_to_the_model(city: Any) -> None:
+    called: list[Any] = []
+
+    @tool
+    async def look(city: Any) -> str:
+        """Look."""
+        called.append(city)
+        return "warm"
+
+    policies = {"look": ToolPolicy(approval=True)}
+    agent = durable(build_agent(script([("look", city)]), [look]).compile(name="trip"), tools=policies)
+    async with App([agent], "memory:") as app:
+        [text] = get_tool_texts((await app.run("trip", "go")).output)
+    assert text.startswith("The arguments cannot be read: ")
+    assert text.endswith("The tool was not called.")
+    assert called == []
+
+
+async def test_half_a_surrogate_pair_in_a_reply_does_not_fail_the_run() -> None:
+    async def model(state: State) -> State:
+        return {"messages": [AIMessage("half \ud83d", usage_metadata=USAGE)]}
+
+    async with App([durable(build_agent(model).compile(name="trip"))], "memory:") as app:
+        await app.run("trip", "go", run_id="r")
+        run = await app.get("r")
+    assert run.output["text"] == "half \ufffd"
+    assert run.usage.requests == 1
 
 
 async def test_a_call_of_a_tool_node_is_retried_as_its_policy_says() -> None:

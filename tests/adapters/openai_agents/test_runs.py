@@ -28,6 +28,7 @@ from agents import (
 from agents.mcp import MCPServerStdio
 from agents.testing import assistant_message
 from agents.tool_context import ToolContext
+from openai.types.responses import ResponseFunctionToolCall
 from pydantic import BaseModel
 from tests.adapters.openai_agents.scripted_model import ScriptedModel, call
 from tests.adapters.openai_agents.test_resume import get_outputs
@@ -120,6 +121,31 @@ async def test_an_observer_learns_which_model_has_streamed_its_reply() -> None:
     async with App([agent], "memory:", critic=observer) as app:
         await app.run("a", "go")
     assert observer.models == ["scripted-model"]
+
+
+@pytest.mark.parametrize("value", ["NaN", '"half \\ud83d"', '"half \ud83d"'])
+async def test_arguments_that_no_store_can_keep_are_reported_to_the_model(value: str) -> None:
+    called: list[Any] = []
+
+    @function_tool(strict_mode=False)
+    async def look(city: Any) -> str:
+        called.append(city)
+        return "warm"
+
+    asked = ResponseFunctionToolCall(name="look", arguments=f'{{"city": {value}}}', call_id="c1", type="function_call")
+    model = ScriptedModel([asked], "done")
+    agent = durable(Agent(name="a", model=model, tools=[look]), tools={"look": ToolPolicy(approval=True)})
+    async with App([agent], "memory:") as app:
+        assert (await app.run("a", "go")).output == "done"
+    text = get_outputs(model.requests[1])["c1"]
+    assert text.startswith("The arguments cannot be read: ")
+    assert called == []
+
+
+async def test_half_a_surrogate_pair_in_a_reply_is_replaced() -> None:
+    async with App([durable(Agent(name="a", model=ScriptedModel("half \ud83d")))], "memory:") as app:
+        assert (await app.run("a", "go", run_id="r")).output == "half \ufffd"
+        assert (await app.get("r")).output == "half \ufffd"
 
 
 async def test_a_copy_of_a_durable_agent_runs() -> None:

@@ -30,7 +30,7 @@ from holdfast.core.execution.native_loop import make_prompt_message
 from holdfast.core.execution.step import StepContext
 from holdfast.core.loop import FinishedCall, PendingCall
 from holdfast.core.run.info import RunInfo
-from holdfast.core.run.messages import MessageCodec, User
+from holdfast.core.run.messages import MessageCodec, User, replace_half_pairs
 
 #: Makes the input of a graph from a run.
 MakeInput = Callable[[RunInfo], Any]
@@ -91,7 +91,7 @@ class LangGraphLoop:
             type_, body = self._serde.dumps_typed(output)
         except (TypeError, ValueError) as exc:
             raise PayloadError(f"the output of the graph cannot be stored: {exc}") from exc
-        return {"text": _get_text(output), "type": type_, "body": base64.b64encode(body).decode()}
+        return {"text": replace_half_pairs(_get_text(output)), "type": type_, "body": base64.b64encode(body).decode()}
 
     def load_output(self, stored: Any) -> Any:
         return self._serde.loads_typed((stored["type"], base64.b64decode(stored["body"])))

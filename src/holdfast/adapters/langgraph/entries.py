@@ -88,8 +88,19 @@ class CallInterrupted(
     asked: tuple[Any, ...] = ()
 
 
+class RepliesCounted(
+    msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="role", tag="langgraph_replies", omit_defaults=True
+):
+    """Replies of a model in the writes of a task, whose usage was counted."""
+
+    #: The subgraph that the task belongs to, as LangGraph names it: each part ends with the task that runs it.
+    ns: str = ""
+    #: The ids of the replies, or digests of those without one.
+    keys: tuple[str, ...]
+
+
 #: `User` is the prompt or a message that was sent to the run.
-Entry = User | ReplyEntry | GraphCallResult | CallInterrupted | CheckpointRows
+Entry = User | ReplyEntry | GraphCallResult | CallInterrupted | RepliesCounted | CheckpointRows
 
 
 class JournalCodec(JsonCodec):

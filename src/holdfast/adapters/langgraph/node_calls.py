@@ -10,9 +10,11 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, Literal, cast
 
+from langchain_core.callbacks import AsyncCallbackHandler
 from langchain_core.messages import ToolCall as LangChainToolCall
 from langchain_core.messages import ToolMessage
-from langchain_core.runnables.config import var_child_runnable_config
+from langchain_core.runnables.config import merge_configs, var_child_runnable_config
+from langchain_core.tools import ToolException
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
@@ -32,7 +34,7 @@ from holdfast.core.execution.calling.call_retries import retry_call
 from holdfast.core.execution.calling.waits import WAITING, StillWaiting
 from holdfast.core.execution.step import StepContext
 from holdfast.core.json_value import to_json_value
-from holdfast.core.run.messages import ToolCall
+from holdfast.core.run.messages import UNREADABLE_ARGUMENTS, ToolCall, replace_half_pairs
 
 #: What a `ToolNode` gets for a call: a `ToolMessage`, a `Command`, or a list of them.
 Execute = Callable[[ToolCallRequest], Awaitable[Any]]
@@ -52,13 +54,27 @@ class RunStopped(GraphBubbleUp):
         self.error = error
 
 
+class _ToolErrorHandler(AsyncCallbackHandler):
+    """Keeps the exception of a tool, of which its `ToolNode` returns only a message."""
+
+    run_inline = True
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+
+    async def on_tool_error(self, error: BaseException, **kwargs: Any) -> None:
+        self.error = error
+
+
 class _GraphCall(CallRequest):
     """A call of a `ToolNode`."""
 
     def __init__(
         self, node_calls: "NodeCalls", call_id: str, request: ToolCallRequest, policy: ToolPolicy, make: Execute
     ) -> None:
-        arguments = to_json_value(request.tool_call["args"], "the arguments of a call")
+        arguments, self._refusal = _read_arguments(request)
+        if self._refusal:
+            policy = PURE  # the tool is not called
         super().__init__(
             call_id=call_id,
             tool=request.tool_call["name"],
@@ -81,7 +97,14 @@ class _GraphCall(CallRequest):
         return parameters
 
     async def execute(self) -> Any:
-        value = await self._node_calls.execute(self, self._retry)
+        if self._refusal:
+            return self.error_result(self._refusal)
+        try:
+            value = await self._node_calls.execute(self, self._retry)
+        except Exception as exc:  # of a tool, which may raise anything
+            if not isinstance(exc, GraphBubbleUp | RunError):
+                self.error = exc
+            raise
         return WAITING if value is WAITING else self._node_calls.encode(self, value)
 
     def error_result(self, text: str) -> GraphCallResult:
@@ -104,6 +127,15 @@ class _GraphCall(CallRequest):
 
     def is_error(self, result: Any) -> bool:
         return isinstance(result, GraphCallResult) and result.error
+
+
+def _read_arguments(request: ToolCallRequest) -> tuple[Any, str]:
+    """Return the arguments of a call. Of those that no store can keep, the reason, and what the model reads."""
+    try:
+        return to_json_value(request.tool_call["args"], "the arguments"), ""
+    except PayloadError as exc:
+        reason = replace_half_pairs(str(exc))
+        return {UNREADABLE_ARGUMENTS: reason}, f"The arguments cannot be read: {reason}. The tool was not called."
 
 
 class NodeCalls:
@@ -185,8 +217,14 @@ class NodeCalls:
             await self._context.attempt.saver.save(must_succeed=True)
         counter = itertools.count()
         _answer_interrupts(call.request, answers, counter.__next__)
+        errors = _ToolErrorHandler()
+        config = call.request.runtime.config
+        config["callbacks"] = merge_configs(config, {"callbacks": [errors]})["callbacks"]
         try:
-            return await call.make(call.request)
+            value = await call.make(call.request)
+            if isinstance(value, ToolMessage) and value.status == "error":
+                call.error = errors.error or ToolException(str(value.text))
+            return value
         except GraphBubbleUp as exc:
             if isinstance(exc, GraphInterrupt) and next(counter) > len(answers):
                 return self._suspend(call, (*asked, to_plain_data(exc.args[0][0].value)))

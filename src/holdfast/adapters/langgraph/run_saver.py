@@ -1,5 +1,7 @@
 """The checkpointer of a durable graph: it writes to the journal of the run."""
 
+import hashlib
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, TypeVar
@@ -12,14 +14,14 @@ from langgraph.constants import START
 from langgraph.pregel import Pregel
 
 from holdfast.adapters.langgraph.deploys import SENDS
-from holdfast.adapters.langgraph.entries import CheckpointRows, ReplyEntry, make_batch
+from holdfast.adapters.langgraph.entries import CheckpointRows, RepliesCounted, ReplyEntry, make_batch
 from holdfast.adapters.langgraph.saver import HoldfastSaver
 from holdfast.adapters.langgraph.saver.row_batch import PutRequest, RowBatch, get_thread
 from holdfast.adapters.langgraph.saver.saver_database import SaverDatabase
 from holdfast.adapters.langgraph.saver.saver_schema import make_schema
 from holdfast.core.execution.native_loop import make_prompt_message
 from holdfast.core.execution.step import StepContext
-from holdfast.core.run.messages import Usage
+from holdfast.core.run.messages import Usage, replace_half_pairs
 from holdfast.db.sqlite_tables import MemoryTables
 from holdfast.db.tables import Cursor, TablesError
 
@@ -72,8 +74,7 @@ class RunSaver(HoldfastSaver):
         #: The graph spreads its input over its channels in a superstep of its own, which is not counted.
         self._has_start_node = START in graph.nodes
         self._starts_turn = _starts_turn(context.state.history)
-        #: The ids of replies that were counted.
-        self._seen: set[str] = set()
+        self._replies = CountedReplies(entry for entry in context.state.history if isinstance(entry, RepliesCounted))
 
     async def _put(
         self,
@@ -107,11 +108,15 @@ class RunSaver(HoldfastSaver):
     ) -> None:
         """Store what a task wrote. Replies of a model in it are shown to readers, and their usage is counted."""
         await super()._put_writes(config, writes, task_id, task_path)
-        replies = self._find_replies(writes)
+        replies = self._replies.select_new(writes, task_id)
+        if replies:
+            counted = RepliesCounted(ns=get_thread(config)[1], keys=tuple(map(_make_key, replies)))
+            self._replies.add(counted)
+            self._context.state.history.append(counted)
         for reply in replies:
             self._count_usage(reply)
             if reply.text:
-                self._context.state.history.append(ReplyEntry(text=str(reply.text)))
+                self._context.state.history.append(ReplyEntry(text=replace_half_pairs(str(reply.text))))
         await self._context.attempt.saver.save()
         # A subgraph takes several steps within one step of the run: their replies are not replies of the run.
         if get_thread(config)[1] == "":
@@ -119,14 +124,6 @@ class RunSaver(HoldfastSaver):
                 await self._context.emit_reply(str(reply.text))
         elif replies:
             self._context.end_draft()
-
-    def _find_replies(self, writes: Sequence[tuple[str, Any]]) -> list[AIMessage]:
-        """Return the replies of a model among the writes of a task that were not seen before."""
-        values = [value if isinstance(value, list) else [value] for _, value in writes]
-        replies = [message for message in chain.from_iterable(values) if isinstance(message, AIMessage)]
-        new = [message for message in replies if message.id is None or message.id not in self._seen]
-        self._seen.update(message.id for message in new if message.id is not None)
-        return new
 
     def _count_usage(self, reply: AIMessage) -> None:
         usage = reply.usage_metadata
@@ -141,6 +138,53 @@ class RunSaver(HoldfastSaver):
             )
         )
         self._context.model_calls.on_reply(str(reply.response_metadata.get("model_name") or ""))
+
+
+class CountedReplies:
+    """The replies of a run whose usage was counted.
+
+    A reply is written several times: by the task of a subgraph, then by the task that runs the subgraph, and by later
+    nodes that return it again. Two replies without an id that are equal are one only in the first of these cases.
+    """
+
+    def __init__(self, entries: Iterable[RepliesCounted]) -> None:
+        self._ids: set[str] = set()
+        #: Counted within subgraphs, by the task that runs the subgraph.
+        self._within: dict[str, Counter[str]] = {}
+        for entry in entries:
+            self.add(entry)
+
+    def add(self, entry: RepliesCounted) -> None:
+        """Remember replies that were counted."""
+        self._ids.update(key for key in entry.keys if not key.startswith(_DIGEST))
+        for part in filter(None, entry.ns.split("|")):
+            self._within.setdefault(part.rpartition(":")[2], Counter()).update(entry.keys)
+
+    def select_new(self, writes: Sequence[tuple[str, Any]], task_id: str) -> list[AIMessage]:
+        """Return the replies of a model among the writes of a task that were not counted."""
+        values = [value if isinstance(value, list) else [value] for _, value in writes]
+        within = self._within.get(task_id, Counter()).copy()
+        new: dict[str, AIMessage] = {}
+        for number, message in enumerate(chain.from_iterable(values)):
+            if not isinstance(message, AIMessage):
+                continue
+            key = _make_key(message)
+            if within[key] > 0:
+                within[key] -= 1
+            elif key not in self._ids:
+                new[f"{key}{number}" if message.id is None else key] = message
+        return list(new.values())
+
+
+#: Begins the key of a reply without an id.
+_DIGEST = "digest:"
+
+
+def _make_key(reply: AIMessage) -> str:
+    if reply.id is not None:
+        return reply.id
+    body = repr(reply.model_dump()).encode(errors="replace")
+    return _DIGEST + hashlib.blake2b(body, digest_size=8).hexdigest()
 
 
 def _starts_turn(history: Iterable[Any]) -> bool:

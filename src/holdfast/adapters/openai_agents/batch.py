@@ -13,9 +13,9 @@ from agents.tool_context import ToolContext
 from agents.util._approvals import evaluate_function_tool_approval
 from openai.types.responses import ResponseFunctionToolCall
 
-from holdfast.adapters.openai_agents.agent_tools import SuspendedAgents
 from holdfast.adapters.openai_agents.function_calls import FunctionCall, HandoffCall, HoldfastCall, SDKCall
 from holdfast.adapters.openai_agents.message_codec import SDKReply, ToolOutput
+from holdfast.adapters.openai_agents.suspended_agents import SuspendedAgents
 from holdfast.adapters.tool_policies import ONCE, PURE, ToolPolicies, find_policy
 from holdfast.core.agents.calls import Effect
 from holdfast.core.agents.tool import Tool as HoldfastTool
@@ -81,6 +81,8 @@ class SDKBatch:
         for item in items:
             tool = kit.functions.get(item.name)
             if not isinstance(tool, FunctionTool) or tool.needs_approval is False:
+                continue
+            if self._calls[item.call_id].is_unreadable:
                 continue
             asked = await evaluate_function_tool_approval(tool, self._sdk_context, item.arguments, item.call_id)
             call = self._calls[item.call_id]

@@ -12,8 +12,8 @@ from agents.tool import invoke_function_tool, maybe_invoke_function_tool_failure
 from agents.tool_context import ToolContext
 from openai.types.responses import ResponseFunctionToolCall
 
-from holdfast.adapters.openai_agents.agent_tools import SuspendedAgents
 from holdfast.adapters.openai_agents.message_codec import ToolOutput, make_output, parse_arguments
+from holdfast.adapters.openai_agents.suspended_agents import SuspendedAgents
 from holdfast.core.agents.calls import CallRequest, Effect
 from holdfast.core.agents.tool import Tool, ToolPolicy
 from holdfast.core.errors import ToolFailed, format_error
@@ -21,6 +21,7 @@ from holdfast.core.execution.attempt import Attempt
 from holdfast.core.execution.calling.call_retries import await_thread, call_tool, retry_call
 from holdfast.core.execution.calling.waits import WAITING
 from holdfast.core.json_value import to_json_value
+from holdfast.core.run.messages import UNREADABLE_ARGUMENTS
 from holdfast.core.run.waiting import Deferred, Suspend
 
 #: A tool made by `function_tool` turns its exceptions into text for the model, as its failure function says.
@@ -54,6 +55,11 @@ class SDKCall(CallRequest):
     def reconciled_result(self, value: Any) -> ToolOutput:
         return make_output(self.call_id, self.tool, value)
 
+    @property
+    def is_unreadable(self) -> bool:
+        """Whether no store can keep the arguments that the model gave. Then the call is not made."""
+        return isinstance(self.arguments, dict) and UNREADABLE_ARGUMENTS in self.arguments
+
     def is_error(self, result: Any) -> bool:
         return isinstance(result, ToolOutput) and result.error
 
@@ -79,7 +85,9 @@ class FunctionCall(SDKCall):
         super().__init__(item, policy)
         self._tool, self._policy, self._attempt, self._count_usage = tool, policy, attempt, count_usage
         self._agents = agents
-        if isinstance(self.arguments, dict):
+        if self.is_unreadable:
+            self.effect = Effect.PURE  # the tool is not called
+        elif isinstance(self.arguments, dict):
             self.approval = policy.request_approval(self.arguments)
         self._input = item.arguments
         #: Set by the SDK's invocation of the tool.
@@ -109,6 +117,9 @@ class FunctionCall(SDKCall):
 
     async def execute(self) -> Any:
         policy = self._policy
+        if self.is_unreadable:
+            reason = self.arguments[UNREADABLE_ARGUMENTS]
+            return self.error_result(f"The arguments cannot be read: {reason}. The tool was not called.")
         assert self._context is not None, "the SDK invokes a tool with a context"
         if self._agents.is_waiting(self.call_id):
             return WAITING

@@ -7,14 +7,19 @@ from typing import Any
 import msgspec
 from agents import ItemHelpers, ModelResponse, Usage
 from agents.items import TResponseOutputItem
-from openai.types.responses import ResponseFunctionToolCall
+from openai.types.responses import (
+    ResponseFunctionToolCall,
+    ResponseOutputMessage,
+    ResponseOutputRefusal,
+    ResponseReasoningItem,
+)
 from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from holdfast.core.errors import PayloadError
 from holdfast.core.json_value import to_json_value
-from holdfast.core.run.messages import JsonCodec
+from holdfast.core.run.messages import UNREADABLE_ARGUMENTS, JsonCodec, replace_half_pairs
 
 _OUTPUT_ADAPTER: TypeAdapter[list[TResponseOutputItem]] = TypeAdapter(list[TResponseOutputItem])
 
@@ -94,6 +99,34 @@ def make_reply(agent: str, response: ModelResponse, unknown: Sequence[str]) -> S
     )
 
 
+def replace_unstorable(response: ModelResponse) -> None:
+    """Replace what no store can keep: half surrogate pairs in texts, and arguments such as NaN.
+
+    In place of such arguments there is the reason, which the model reads: the call is not made.
+    """
+    for item in response.output:
+        if isinstance(item, ResponseFunctionToolCall):
+            item.arguments = _replace_arguments(item.arguments)
+        elif isinstance(item, ResponseOutputMessage | ResponseReasoningItem):
+            summary = item.summary if isinstance(item, ResponseReasoningItem) else ()
+            for part in (*summary, *(item.content or ())):
+                if isinstance(part, ResponseOutputRefusal):
+                    part.refusal = replace_half_pairs(part.refusal)
+                else:
+                    part.text = replace_half_pairs(part.text)
+
+
+def _replace_arguments(arguments: str) -> str:
+    if not isinstance(parse_arguments(arguments), str):
+        return arguments
+    try:
+        json.loads(arguments)
+    except ValueError:
+        return str(replace_half_pairs(arguments))  # the SDK says that these are no JSON
+    reason = "JSON has no NaN, no infinity and no half of a surrogate pair"
+    return json.dumps({UNREADABLE_ARGUMENTS: reason})
+
+
 def make_response(reply: SDKReply) -> ModelResponse:
     """Return the response that was recorded.
 
@@ -156,7 +189,7 @@ def parse_arguments(arguments: str | None) -> Any:
     """Return the arguments of a call as data; as they are, if they are not JSON."""
     try:
         return msgspec.json.decode(arguments) if arguments else {}
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeError):
         return arguments
 
 

@@ -24,7 +24,14 @@ from agents.run_config import CallModelData, ModelInputData
 from holdfast.adapters.openai_agents.batch import SDKBatch, Toolkit
 from holdfast.adapters.openai_agents.handoffs import AgentGraph, ExecutedAgents
 from holdfast.adapters.openai_agents.history import SDKHistory
-from holdfast.adapters.openai_agents.message_codec import SDKReply, get_text, list_calls, load_usage, make_reply
+from holdfast.adapters.openai_agents.message_codec import (
+    SDKReply,
+    get_text,
+    list_calls,
+    load_usage,
+    make_reply,
+    replace_unstorable,
+)
 from holdfast.adapters.openai_agents.model import Ask, ModelRecorder, NamedResponse
 from holdfast.adapters.tool_policies import ToolPolicies
 from holdfast.core.agents.tool_context import _CURRENT_CALL
@@ -208,6 +215,7 @@ class SDKRunner:
 
     async def _request_reply(self, ask: Ask, model: str, kit: Toolkit) -> ModelResponse:
         response = await self._ask_until_reply(ask, model)
+        replace_unstorable(response)
         calls = list_calls(response)
         await self._batch.prepare(calls, kit)
         assert self._agent is not None, "the SDK prepares the input before it asks for a reply"
