@@ -18,6 +18,7 @@ from tests.adapters.langgraph.test_durable import Visits, build_line, get_tool_t
 from holdfast import App, Approve, Deny, RunWaiting, Value
 from holdfast.adapters.langgraph import ToolPolicy, durable
 from holdfast.core.agents.agent import Agent
+from holdfast.core.errors import DefinitionError
 from holdfast.core.run.waiting import Answer
 from holdfast.results import WaitingCall
 
@@ -101,6 +102,37 @@ async def test_a_request_of_langchains_middleware_about_one_call_is_an_approval(
     assert (call.kind, call.tool, call.arguments, call.reason) == ("approval", "pay", {"cents": 7}, "Pay?")
     await story.answer(call, answer)
     assert await story.finish() == {"places": [[decision]]}
+
+
+@pytest.mark.parametrize(
+    ("configs", "arguments", "error"),
+    [
+        ([], {"cents": "many"}, "cents: is not of type integer"),
+        ([{"action_name": "pay", "allowed_decisions": ["approve", "reject"]}], {"cents": 5}, "cents: is not 7"),
+    ],
+)
+async def test_edited_arguments_of_langchains_middleware_that_do_not_fit_are_refused(
+    tmp_path: Path, configs: list[Any], arguments: dict[str, Any], error: str
+) -> None:
+    request = {"action_requests": [{"name": "pay", "args": {"cents": 7}}], "review_configs": configs}
+
+    @tool
+    async def pay(cents: int) -> str:
+        """Pay."""
+        return "paid"
+
+    async def ask(state: Visits) -> Visits:
+        return {"places": [interrupt(request)["decisions"]]}
+
+    builder = build_line(ask)
+    builder.add_node("tools", ToolNode([pay]))
+    story = Story(durable(builder.compile(name="visits")), tmp_path)
+    await story.start()
+    [call] = await story.list_calls()
+    with pytest.raises(DefinitionError, match=error):
+        await story.answer(call, Approve(arguments=arguments))
+    await story.answer(call, Approve())
+    assert await story.finish() == {"places": [[{"type": "approve"}]]}
 
 
 async def test_each_call_of_a_request_about_several_is_decided_by_itself(tmp_path: Path) -> None:

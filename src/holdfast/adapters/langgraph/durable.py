@@ -20,7 +20,13 @@ from holdfast.adapters.langgraph.entries import CODEC, CheckpointRows, GraphCall
 from holdfast.adapters.langgraph.graph_stream import Stream, emit_chunk, parse_streams
 from holdfast.adapters.langgraph.interrupts import Interrupts
 from holdfast.adapters.langgraph.model_callbacks import limit_model_calls
-from holdfast.adapters.langgraph.node_calls import NodeCalls, RunStopped, encode_result, record_tool_nodes
+from holdfast.adapters.langgraph.node_calls import (
+    NodeCalls,
+    RunStopped,
+    collect_schemas,
+    encode_result,
+    record_tool_nodes,
+)
 from holdfast.adapters.langgraph.run_saver import RunSaver, begin_step
 from holdfast.adapters.langgraph.saver.holdfast_saver import make_serde
 from holdfast.adapters.tool_policies import NO_POLICIES, ToolPolicies, check_policies
@@ -55,6 +61,7 @@ class LangGraphLoop:
 
     def __init__(self, graph: Graph, serde: SerializerProtocol, options: GraphOptions) -> None:
         self._graph, self._serde, self._options = graph, serde, options
+        self._schemas = collect_schemas(graph)
 
     @property
     def codec(self) -> MessageCodec:
@@ -124,7 +131,7 @@ class LangGraphLoop:
             await saver.database.load()
             graph = self._graph.copy({"checkpointer": saver})
             await self._refuse_removed_nodes(graph, saver, context)
-            interrupts = Interrupts(context)
+            interrupts = Interrupts(context, self._schemas)
             NodeCalls(context, self._options.tools, self._serde, interrupts).use()
             while True:
                 given = await self._find_input(graph, context, interrupts)

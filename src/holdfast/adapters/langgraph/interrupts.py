@@ -1,12 +1,13 @@
 """Interrupts of a graph as waiting calls of a run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from langgraph.types import Interrupt
 
 from holdfast.adapters.langgraph.graph_stream import to_plain_data
+from holdfast.adapters.tool_policies import make_fixed_schema
 from holdfast.core.agents.calls import CallRequest, Effect
 from holdfast.core.execution.calling.waits import WAITING
 from holdfast.core.execution.step import StepContext
@@ -23,8 +24,13 @@ class Interrupts:
     of the interrupt and `-1`.
     """
 
-    def __init__(self, context: StepContext) -> None:
-        self._context = context
+    def __init__(self, context: StepContext, schemas: Mapping[str, dict[str, Any]]) -> None:
+        """Resolve interrupts.
+
+        Args:
+            schemas: of the arguments of the graph's tools, by name: edited arguments have to fit.
+        """
+        self._context, self._schemas = context, schemas
 
     async def resolve(self, waiting: Sequence[Interrupt]) -> dict[str, Any]:
         """Return the answers to these interrupts, by id. The graph may continue as soon as there is one.
@@ -62,11 +68,17 @@ class Interrupts:
                 self._context.tool_calls.make_context(question.call_id, question.tool, question.arguments),
                 question.kind,
                 reason=question.reason,
+                schema=self._find_schema(question),
             )
         answer = waits.resolve(question, wait)
         if answer is WAITING:
             return WAITING
         return _APPROVE if answer is None else answer.value
+
+    def _find_schema(self, question: "_Question") -> dict[str, Any] | None:
+        if question.kind != "approval":
+            return None
+        return self._schemas.get(question.tool) if question.is_editable else make_fixed_schema(question.arguments)
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -82,8 +94,11 @@ _APPROVE = {"type": "approve"}
 class _Question(CallRequest):
     """A question, or a call that needs an approval, as a call whose result is the answer."""
 
-    def __init__(self, call_id: str, tool: str, arguments: Any, *, kind: WaitKind, reason: str) -> None:
+    def __init__(
+        self, call_id: str, tool: str, arguments: Any, *, kind: WaitKind, reason: str, is_editable: bool = True
+    ) -> None:
         super().__init__(call_id=call_id, tool=tool, arguments=arguments, effect=Effect.PURE)
+        self.is_editable = is_editable
         self.kind: WaitKind = kind
         self.reason = reason
 
@@ -116,7 +131,16 @@ def _read_request(interrupt_id: str, value: Any) -> _InterruptRequest:
         return _InterruptRequest([_make_approval(interrupt_id, actions[0])], _get_only)
     numbers = range(1, len(actions) + 1)
     ids = [interrupt_id] if len(actions) == 1 else [f"{interrupt_id}-{number}" for number in numbers]
-    return _InterruptRequest([_make_approval(*each) for each in zip(ids, actions, strict=True)], _make_decisions)
+    fixed = {
+        each.get("action_name")
+        for each in value.get("review_configs") or ()
+        if isinstance(each, dict) and "edit" not in each.get("allowed_decisions", ["edit"])
+    }
+    questions = [
+        _make_approval(call_id, action, is_editable=action["name"] not in fixed)
+        for call_id, action in zip(ids, actions, strict=True)
+    ]
+    return _InterruptRequest(questions, _make_decisions)
 
 
 def _list_actions(value: Any) -> list[dict[str, Any]]:
@@ -145,5 +169,12 @@ def _make_question(call_id: str, value: Any) -> _Question:
     return _Question(call_id, INTERRUPT, value, kind="question", reason=str(value))
 
 
-def _make_approval(call_id: str, action: dict[str, Any]) -> _Question:
-    return _Question(call_id, action["name"], action["args"], kind="approval", reason=action.get("description", ""))
+def _make_approval(call_id: str, action: dict[str, Any], *, is_editable: bool = True) -> _Question:
+    return _Question(
+        call_id,
+        action["name"],
+        action["args"],
+        kind="approval",
+        reason=action.get("description", ""),
+        is_editable=is_editable,
+    )

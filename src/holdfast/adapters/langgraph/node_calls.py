@@ -14,7 +14,7 @@ from langchain_core.callbacks import AsyncCallbackHandler
 from langchain_core.messages import ToolCall as LangChainToolCall
 from langchain_core.messages import ToolMessage
 from langchain_core.runnables.config import merge_configs, var_child_runnable_config
-from langchain_core.tools import ToolException
+from langchain_core.tools import BaseTool, ToolException
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
@@ -91,10 +91,7 @@ class _GraphCall(CallRequest):
 
     @property
     def schema(self) -> dict[str, Any] | None:
-        if self.request.tool is None:
-            return None
-        parameters: dict[str, Any] = convert_to_openai_tool(self.request.tool)["function"].get("parameters")
-        return parameters
+        return None if self.request.tool is None else _get_schema(self.request.tool)
 
     async def execute(self) -> Any:
         if self._refusal:
@@ -365,6 +362,22 @@ def record_tool_nodes(graph: Graph) -> Graph:
     """
     nodes = {name: node.copy({"bound": _replace_bound(node.bound)}) for name, node in graph.nodes.items()}
     return graph.copy({"nodes": nodes})
+
+
+def collect_schemas(graph: Graph) -> dict[str, dict[str, Any]]:
+    """Return the schemas of the tools that the `ToolNode`s of a graph and of its subgraphs call, by name."""
+    schemas: dict[str, dict[str, Any]] = {}
+    for node in graph.nodes.values():
+        if isinstance(node.bound, Pregel):
+            schemas |= collect_schemas(node.bound)
+        elif isinstance(node.bound, ToolNode):
+            schemas |= {name: _get_schema(tool) for name, tool in node.bound.tools_by_name.items()}
+    return schemas
+
+
+def _get_schema(tool: BaseTool) -> dict[str, Any]:
+    schema: dict[str, Any] = convert_to_openai_tool(tool)["function"].get("parameters") or {}
+    return schema
 
 
 def _replace_bound(bound: Any) -> Any:

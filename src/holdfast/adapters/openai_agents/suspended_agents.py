@@ -15,6 +15,7 @@ from agents.tool_context import ToolContext
 from openai.types.responses import ResponseFunctionToolCall
 
 from holdfast.adapters.openai_agents.message_codec import parse_arguments
+from holdfast.adapters.tool_policies import make_fixed_schema
 from holdfast.core.errors import DefinitionError
 from holdfast.core.execution.calling.waits import format_expiry
 from holdfast.core.execution.step import StepContext
@@ -62,7 +63,7 @@ class SuspendedAgents:
             arguments = parse_arguments(nested.arguments)
             context = self._context.tool_calls.make_context(f"{call_id}/{nested.call_id}", nested.name, arguments)
             asked = ApprovalRequest(reason=f"asked by agent {item.agent.name}")
-            self._context.waits.add_approval(context, asked, schema=_pin(arguments))
+            self._context.waits.add_approval(context, asked, schema=make_fixed_schema(arguments))
             calls.append(nested.call_id)
         stored = to_json_value(state.to_json(context_serializer=_omit_context), "the state of an agent within a tool")
         self._set({**self._states, call_id: {"calls": calls, "state": stored}})
@@ -130,14 +131,6 @@ def _format_refusal(wait: WaitingCall, decision: Decision) -> str:
             return format_expiry(wait)
     value = decision.value
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
-
-
-def _pin(arguments: Any) -> dict[str, Any]:
-    """Return a schema that only these arguments fit: the SDK makes an approved call with those it was asked about."""
-    if not isinstance(arguments, dict):
-        return {"const": arguments}
-    fields = {name: {"const": value} for name, value in arguments.items()}
-    return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
 
 
 def _omit_context(context: Any) -> dict[str, Any]:
