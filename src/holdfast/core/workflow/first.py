@@ -18,7 +18,7 @@ class Race:
     steps can be undone, and an equal call after the race is another one.
     """
 
-    def __init__(self, run: WorkflowRun, branches: dict[str, Awaitable[Any]]) -> None:
+    def __init__(self, run: WorkflowRun, branches: dict[str, Awaitable[Any]], key: str | None = None) -> None:
         """Make a race.
 
         Raises:
@@ -34,14 +34,19 @@ class Race:
                 f"first() got a task or a gather() as {', '.join(begun)}, whose steps belong to no branch: give it an "
                 "`async def` that awaits them"
             )
-        self._run, self._branches = run, branches
+        self._run, self._branches, self._key = run, branches, key
         self._calls: dict[str, set[str]] = {name: set() for name in branches}
         self._tasks: dict[str, asyncio.Task[Any]] = {}
 
     async def run(self) -> tuple[str, Any]:
         """Return the name and the value of the branch that ended first. It may raise instead."""
-        step = ValueStep(self._run.attempt, FIRST, self._decide, {"branches": list(self._branches)})
-        recorded = self._run.find(step)
+        try:
+            step = ValueStep(self._run.attempt, FIRST, self._decide, {"branches": list(self._branches)}, self._key)
+            recorded = self._run.find(step)
+        except BaseException:
+            for branch in self._branches.values():
+                _close(branch)
+            raise
         decided = None if recorded is None else step.load(recorded)
         for name, branch in self._branches.items():
             lost = decided["abandoned"] if decided is not None and decided["winner"] != name else None

@@ -33,17 +33,22 @@ def current_workflow(name: str) -> WorkflowRun:
     return run
 
 
-async def first(**branches: Awaitable[Any]) -> tuple[str, Any]:
+async def first(key: str | None = None, /, **branches: Awaitable[Any]) -> tuple[str, Any]:
     """Wait for the first of several steps or coroutines, and return its name and value. The others are cancelled.
 
     The winner is recorded: in a later attempt of the run the other branches make no new step. If the winner raised an
     exception, it is raised.
 
+    Args:
+        key: tells it apart from a race of another task whose branches have the same names.
+        branches: steps or coroutines, by name.
+
     Raises:
         RunError: not called by the function of a workflow.
         DefinitionError: a branch is a task or a `gather`, which has begun before.
+        AmbiguousStep: another task has a race with the same names, and neither has a key.
     """
-    return await Race(current_workflow("first"), branches).run()
+    return await Race(current_workflow("first"), branches, key).run()
 
 
 def saga(key: str | None = None) -> Saga:

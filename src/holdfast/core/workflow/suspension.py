@@ -24,10 +24,10 @@ class Unwind(BaseException):
 class _Rest:
     """What one task rests for."""
 
-    __slots__ = ("call_id", "for_next_step", "future")
+    __slots__ = ("call_id", "for_cancel", "for_next_step", "future")
 
-    def __init__(self, call_id: str, *, for_next_step: bool = False) -> None:
-        self.call_id, self.for_next_step = call_id, for_next_step
+    def __init__(self, call_id: str, *, for_next_step: bool = False, for_cancel: bool = False) -> None:
+        self.call_id, self.for_next_step, self.for_cancel = call_id, for_next_step, for_cancel
         #: True: the task may continue. False: no task has made a step for a while.
         self.future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
@@ -87,6 +87,14 @@ class Suspension:
     async def rest_until_next_step(self) -> bool:
         """Return True when another task has made a step, False if none does."""
         return await self._rest(_Rest("", for_next_step=True))
+
+    async def rest_until_cancelled(self) -> None:
+        """Let the code cancel the current task, as it has done before. Return if no task can do that any more."""
+        self.begin_work()
+        try:
+            await self._rest(_Rest("", for_cancel=True))
+        finally:
+            self.end_work()
 
     async def _rest(self, rest: _Rest) -> bool:
         task = asyncio.current_task()
@@ -153,7 +161,7 @@ class Suspension:
         if self._stop_error is None:
             rests = list(self._resting.values())
             ready = [rest for rest in rests if rest.call_id and not self._waits.is_open(rest.call_id)]
-            undecided = [rest for rest in rests if rest.for_next_step]
+            undecided = [rest for rest in rests if rest.for_next_step or rest.for_cancel]
             if ready or undecided:
                 for rest in ready or undecided:
                     rest.wake(bool(ready))

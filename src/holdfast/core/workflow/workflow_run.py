@@ -73,6 +73,8 @@ class WorkflowRun:
                     raise Unwind(f"{call.tool} was called in a workflow that is cancelled")
                 raise failed.to_exception(call.tool, ())
             result = await self.make(call)
+        elif result.error and self.steps.is_cancelled(result):
+            await self.suspension.rest_until_cancelled()
         value = call.load(result)
         if isinstance(call, ToolStep) and call.undo is not None:
             call.number = self.steps.numbers[call.call_id]

@@ -54,9 +54,10 @@ class AmbiguousStep(DefinitionError):
     """
 
     def __init__(self, tool: str) -> None:
+        keyed = {"first": "first(KEY, ...)", "saga": "saga(KEY)"}.get(tool, f"{tool}.keyed(KEY)(...)")
         super().__init__(
             f"two tasks of the workflow call {tool} with the same arguments: after a crash the result of one could "
-            f"become that of the other. Give each a key, such as {tool}.keyed(KEY)(...)"
+            f"become that of the other. Give each a key, such as {keyed}"
         )
         self.tool = tool
 

@@ -11,7 +11,7 @@ from holdfast.core.agents.calls import Effect
 from holdfast.core.loop import FinishedCall, PendingCall
 from holdfast.core.run.messages import Reply, ToolCall, ToolResult
 from holdfast.core.workflow.steps.step_calls import StepCall
-from holdfast.core.workflow.steps.step_errors import AmbiguousStep, StepError
+from holdfast.core.workflow.steps.step_errors import AmbiguousStep
 
 #: The step that records the winner of `first`, and the one that records that a saga has failed.
 FIRST, SAGA = "first", "saga"
@@ -84,7 +84,11 @@ class StepLog:
             return True
         if result is None or not result.error:
             return False
-        return not isinstance(result.content, dict) or StepError.from_content(result.content).kind == "cancelled"
+        return not isinstance(result.content, dict) or self.is_cancelled(result)
+
+    def is_cancelled(self, result: ToolResult) -> bool:
+        """Whether this is the error of a call that the code has cancelled itself."""
+        return isinstance(result.content, dict) and result.content.get("kind") == "cancelled"
 
 
 class StepIdentity:
