@@ -43,6 +43,7 @@ class ProbeStore:
             turns: how often the event loop goes round before and after each call, so that others can come between.
         """
         self.inner = inner
+        self.transactions = inner.transactions
         self.before = before
         self.loop_turns = loop_turns
         #: The methods that were called and not refused, in order.
@@ -136,6 +137,10 @@ class ProbeStore:
         await self.inner.append(claim, write)
         self._record_entries(write.entries)
         await self._yield_to_loop()
+
+    async def transact(self, claim: Claim, function: Any, make_write: Any) -> Any:
+        await self._enter("transact")
+        return await self.inner.transact(claim, function, make_write)
 
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
         await self._enter("load" if after < END else "get_record")

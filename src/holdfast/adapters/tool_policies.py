@@ -27,13 +27,22 @@ def check_policies(tools: ToolPolicies) -> ToolPolicies:
     if not isinstance(tools, Mapping):
         raise DefinitionError(f"tools is {tools!r:.80}: give a ToolPolicy by the name of the tool, or a function")
     for name, policy in tools.items():
-        _check_policy(name, policy)
+        check_policy(name, policy)
     return tools
 
 
-def _check_policy(name: str, given: Any) -> ToolPolicy:
+def check_policy(name: str, given: Any) -> ToolPolicy:
+    """Return the policy that was given for a tool of a framework.
+
+    Raises:
+        DefinitionError: it is not a policy, or has the effect `transaction`.
+    """
     if not isinstance(given, ToolPolicy):
         raise DefinitionError(f"tools: the policy of {name} is {given!r:.80}: give a ToolPolicy")
+    if given.effect is Effect.TRANSACTION:
+        raise DefinitionError(
+            f"tool {name}: effect is transaction: only tools of holdfast's own agents and workflows have it"
+        )
     return given
 
 
@@ -63,10 +72,10 @@ def find_policy(
     elif tool is not None:
         given = tools(tool)
     if given is not None:
-        return _check_policy(name, given)
+        return check_policy(name, given)
     stated = {key: metadata[key] for key in ("effect", "in_doubt") if key in metadata} if metadata else {}
     try:
-        return ToolPolicy(**stated) if stated else default
+        return check_policy(name, ToolPolicy(**stated)) if stated else default
     except DefinitionError as exc:
         raise DefinitionError(f"the metadata of tool {name}: {exc}") from None
 

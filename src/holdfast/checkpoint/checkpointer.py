@@ -3,28 +3,40 @@
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from holdfast.checkpoint.claims import Claims, cancel_background, cancel_children, cancel_run, retry_while_unavailable
+from holdfast.checkpoint.claims import (
+    Claims,
+    cancel_background,
+    cancel_children,
+    cancel_if_requested,
+    retry_while_unavailable,
+)
 from holdfast.checkpoint.codec import RecentConversations, decode, encode
-from holdfast.checkpoint.delta import Delta, Watermark, is_rewritten
-from holdfast.checkpoint.errors import RunNotClaimable, RunNotFound, StoreUnavailable, TranscriptTooLarge, UnreadMail
+from holdfast.checkpoint.delta import (
+    Delta,
+    RecordedInTransaction,
+    Watermark,
+    forget_consumed,
+    is_rewritten,
+    make_last_delta,
+)
+from holdfast.checkpoint.errors import CheckpointError, StoreUnavailable, TranscriptTooLarge, UnreadMail
 from holdfast.checkpoint.finishing import Ending, end_done, end_failed, end_left, make_notice, make_release
 from holdfast.checkpoint.journal import Append
-from holdfast.checkpoint.progress import AttemptLog, AttemptRecord, Progress
+from holdfast.checkpoint.progress import AttemptLog, Progress
 from holdfast.checkpoint.record import NewRun, RunRecord, RunStatus
-from holdfast.checkpoint.store import END, get_record
+from holdfast.checkpoint.store import END
 from holdfast.checkpoint.workers import Claim
 from holdfast.clock import Timer
 from holdfast.concurrency import run_in_background
-from holdfast.core.errors import RunLost
-from holdfast.core.ports import Leave
+from holdfast.core.errors import RunLost, SaveFailed
+from holdfast.core.ports import Leave, Transactions
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.mail import MailArrived
 from holdfast.core.run.messages import NO_USAGE, Usage
@@ -56,6 +68,7 @@ class StoreCheckpointer:
         self._store, self._settings, self._clock = claims.store, claims.settings, claims.clock
         self._interval_s = self._settings.save_interval.total_seconds()
         self.owner: str = claims.worker_id
+        self.transactions: Transactions = claims.store.transactions
         #: `None` before the first save. Its token never changes.
         self.claim: Claim | None = None
         #: What the store holds.
@@ -152,6 +165,28 @@ class StoreCheckpointer:
         finally:
             self._end_write()
 
+    async def transact(
+        self, state: RunState, function: Callable[[Any], Any], record: Callable[[Any], Callable[[], None]]
+    ) -> Any:
+        """Call `function` and save its result in one transaction of the store. Other saves of the run wait for it."""
+        if self.claim is None:
+            await self.save(state, force=True)
+        if not await self._wait_for_write() or self.claim is None:
+            raise RunLost(f"run {self._info.run_id} has ended")
+        self._is_writing, self._latest_state, self._sent_at = True, state, self._clock.monotonic()
+        recorded = RecordedInTransaction(record, partial(self._make_delta, state))
+        try:
+            value = await self._store.transact(self.claim, function, recorded.make_write)
+            self._on_saved(state, recorded.delta)
+            return value
+        except BaseException as exc:
+            recorded.remove()
+            if isinstance(exc, CheckpointError) and not isinstance(exc, RunLost):
+                raise SaveFailed(f"run {self._info.run_id} could not be saved and waits for recovery: {exc}") from exc
+            raise
+        finally:
+            self._end_write()
+
     def _make_delta(self, state: RunState) -> Delta | None:
         """Return what is new since the last save; `None` if nothing is."""
         now = self._clock.now()
@@ -180,7 +215,7 @@ class StoreCheckpointer:
         self._watermark, self._progress = delta.next_watermark, write.progress
         self._progressed = self._progressed or write.step_finished
         if write.consumed:
-            _forget_consumed(state, write.consumed)
+            forget_consumed(state, write.consumed)
         if write.unless_mail:
             state.unless_mail = ()
         if delta.event_count:
@@ -289,14 +324,8 @@ class StoreCheckpointer:
         if leaving.end is AttemptEnd.WAITING:
             self._keep_journal()
             if self._info.background and has_ended:
-                await self._cancel_if_requested()
+                await cancel_if_requested(self._claims, self._info.run_id)
         return has_ended
-
-    async def _cancel_if_requested(self) -> None:
-        """Cancel a run whose parent has asked for that while it was about to wait: no process would look at it."""
-        if (await get_record(self._store, self._info.run_id)).cancel_requested:
-            with suppress(RunNotFound, RunNotClaimable):  # another was faster
-                await cancel_run(self._claims, self._info.run_id)
 
     def _current_usage(self) -> Usage:
         if self._latest_state is not None:
@@ -369,29 +398,16 @@ class StoreCheckpointer:
     async def _release(self, claim: Claim, ending: Ending) -> None:
         now = self._clock.now()
         attempts = self._attempts.at_save(now, AttemptEnd(ending.status))
-        delta, progress = self._make_last_delta(now, attempts), None
+        delta, progress = None, None
+        if (state := self._latest_state) is not None:
+            limit = self._settings.max_transcript_bytes
+            delta = make_last_delta(self._watermark, state, self._info, now, attempts, max_size=limit)
         if delta is None and self._attempts.present is not None:
             progress = encode(msgspec.structs.replace(decode(self._progress, Progress), attempts=attempts))
         notify = make_notice(self._info, ending.status, self._current_usage(), claim.token)
         await self._store.release(claim, make_release(ending, delta, self._watermark.next_seq, progress, notify))
         if delta is not None:
             self._watermark = delta.next_watermark
-
-    def _make_last_delta(self, now: datetime, attempts: tuple[AttemptRecord, ...]) -> Delta | None:
-        """Return what is new since the last save; `None` if it cannot be appended."""
-        if self._latest_state is None:
-            return None
-        try:
-            delta = Delta(self._watermark, self._latest_state, self._info, now, attempts)
-        except Exception as exc:  # an adapter's codec may raise anything; release the claim anyway
-            log.warning("run %s: the progress since its last save is lost: %s", self._info.run_id, exc)
-            return None
-        limit = self._settings.max_transcript_bytes
-        is_too_large = limit is not None and delta.next_watermark.size > limit
-        # The result of a turn may exceed the limit: the next turn is refused.
-        if delta.write.rewrite or (is_too_large and not self._info.conversation):
-            return None
-        return delta
 
     async def _remove(self) -> None:
         # After the release: a message that was accepted meanwhile must not be removed with the run, and a run that
@@ -400,8 +416,3 @@ class StoreCheckpointer:
             await self._store.remove(self._info.run_id)
         except Exception as exc:  # a store may raise anything; the run has ended
             log.warning("run %s has ended, and is removed by the next purge: %s", self._info.run_id, exc)
-
-
-def _forget_consumed(state: RunState, mail_ids: Sequence[str]) -> None:
-    """Forget mail that the store has consumed. More may have been taken during the write."""
-    state.consumed[:] = [mail_id for mail_id in state.consumed if mail_id not in mail_ids]

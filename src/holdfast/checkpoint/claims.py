@@ -363,3 +363,10 @@ def _make_release(stored: StoredRun, retention: Retention, claim: Claim) -> Rele
         retention=retention.cancelled,
         notify=make_notice(info, RunStatus.CANCELLED, usage, claim.token),
     )
+
+
+async def cancel_if_requested(claims: Claims, run_id: str) -> None:
+    """Cancel a run whose parent has asked for that while it was about to wait: no process would look at it."""
+    if (await get_record(claims.store, run_id)).cancel_requested:
+        with suppress(RunNotFound, RunNotClaimable):  # another was faster
+            await cancel_run(claims, run_id)

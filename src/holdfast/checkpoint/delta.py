@@ -1,7 +1,8 @@
 """What is new in a run since its last save, turns included."""
 
+import logging
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +16,8 @@ from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import MessageCodec
 from holdfast.core.run.state import History, RunState
 from holdfast.core.run.turns import TurnInput, TurnRecord
+
+log: logging.Logger = logging.getLogger("holdfast.checkpoint")
 
 #: The number of ended turns whose place in the journal the progress keeps.
 RECENT_TURNS = 8
@@ -256,6 +259,28 @@ class Delta:
         return bool(self.write.consumed) or not known
 
 
+def make_last_delta(
+    watermark: Watermark,
+    state: RunState,
+    info: RunInfo,
+    now: datetime,
+    attempts: tuple[AttemptRecord, ...],
+    *,
+    max_size: int | None,
+) -> Delta | None:
+    """Return what is new since the watermark, for the end of an attempt; `None` if it cannot be appended."""
+    try:
+        delta = Delta(watermark, state, info, now, attempts)
+    except Exception as exc:  # an adapter's codec may raise anything; the claim is released anyway
+        log.warning("run %s: the progress since its last save is lost: %s", info.run_id, exc)
+        return None
+    is_too_large = max_size is not None and delta.next_watermark.size > max_size
+    # The result of a turn may exceed the limit: the next turn is refused.
+    if delta.write.rewrite or (is_too_large and not info.conversation):
+        return None
+    return delta
+
+
 def _encode_step(state: RunState, now: datetime) -> bytes:
     end = state.step_end
     progress = Progress.at_step_end(state, end)
@@ -294,3 +319,34 @@ def _encode_new_results(saved: Mapping[str, Any], step: int, state: RunState) ->
 def _is_pending_result(call: str, saved: Any, step: int, state: RunState) -> bool:
     """Whether the result saved in `step` is still the result of the call, and is not in the history yet."""
     return step == state.steps and call in state.results and state.results[call] is saved
+
+
+def forget_consumed(state: RunState, mail_ids: Sequence[str]) -> None:
+    """Forget mail that the store has consumed. More may have been taken during the write."""
+    state.consumed[:] = [mail_id for mail_id in state.consumed if mail_id not in mail_ids]
+
+
+class RecordedInTransaction:
+    """The save that is part of a transaction, made when the user's function has returned."""
+
+    def __init__(self, record: Callable[[Any], Callable[[], None]], make_delta: Callable[[], Delta | None]) -> None:
+        """For the arguments see `Checkpointer.transact`."""
+        self._record, self._make_delta = record, make_delta
+        self._remove: Callable[[], None] | None = None
+        self._delta: Delta | None = None
+
+    @property
+    def delta(self) -> Delta:
+        assert self._delta is not None, "a transaction is committed after make_write"
+        return self._delta
+
+    def make_write(self, value: Any) -> Append:
+        """Record what the function returned, and return the write that saves it."""
+        self._remove = self._record(value)
+        self._delta = self._make_delta()
+        return self.delta.write
+
+    def remove(self) -> None:
+        """Remove the recorded result from the state: the transaction was rolled back."""
+        if self._remove is not None:
+            self._remove()

@@ -1,6 +1,6 @@
 """The store protocol: the contract between holdfast and a store."""
 
-from collections.abc import AsyncIterator, Awaitable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from datetime import timedelta
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -22,6 +22,7 @@ from holdfast.checkpoint.record import (
 )
 from holdfast.checkpoint.workers import Claim, Fleet, LimitUsage, WorkerIdentity
 from holdfast.config import LimitKind
+from holdfast.core.ports import Transactions
 from holdfast.db.tables import Tables
 
 #: `full`: what was acknowledged survives a power cut. `process`: it survives the process, and is faster.
@@ -29,7 +30,10 @@ Durability = Literal["full", "process"]
 
 
 #: For `create(connection=...)` on a store that cannot take part in a transaction of the user.
-NO_TRANSACTIONS = "submit(connection=...) needs a store on PostgreSQL: leave out `connection`"
+NO_SUBMIT_CONNECTION = "submit(connection=...) needs a store on PostgreSQL: leave out `connection`"
+
+#: For `transact` of a store without transactions.
+NO_TRANSACTIONS = "this store has no transactions: use a store in a SQLite file or on PostgreSQL"
 
 #: Larger than any `seq`: a load after it reads no entry.
 END = 2**62
@@ -73,6 +77,9 @@ class RunStore(Protocol):
     as tests; a store is finished when it passes. Every method may raise `StoreError` or a subclass of it: then
     nothing was changed, earlier acknowledged writes are safe, and the call can be retried.
     """
+
+    #: The functions that `transact` can call.
+    transactions: Transactions
 
     #: Whether runs outlive the process. A store that says so passes the multi-process part of the suite.
     durable: bool
@@ -141,6 +148,22 @@ class RunStore(Protocol):
             StoreError: an id in `consumed` is not unread mail of the run. Nothing was written.
             UnreadMail: the run has unread mail of a topic in `unless_mail`. Nothing was written; the claim is still
                 held.
+        """
+        ...
+
+    async def transact(self, claim: Claim, function: Callable[[Any], Any], make_write: Callable[[Any], Append]) -> Any:
+        """Call `function` with a connection to the store's database, and append, in one transaction.
+
+        What the function writes and the entries are both there, or neither is. Returns what the function returned, once
+        that is committed: also to a caller that is cancelled meanwhile. The function runs in a thread if it is sync. An
+        error of the database that a repeated call may not meet, such as a lost connection, is a `StoreError`.
+
+        Args:
+            make_write: called in the event loop with what the function returned. If it raises, nothing is written.
+
+        Raises:
+            DefinitionError: this store has no transactions for such a function. It was not called.
+            ClaimLost, StoreError, UnreadMail: as for `append`. Anything that `function` raises. Nothing was written.
         """
         ...
 

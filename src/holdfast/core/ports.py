@@ -1,13 +1,14 @@
 """The ports that a host may plug into a run. All are optional: with none, a run is bounded and in memory."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.agents.tool import Tool
+from holdfast.core.errors import DefinitionError
 from holdfast.core.metrics import RunMetrics
 from holdfast.core.observer import AttemptControl, Observer, ObserverFactory
 from holdfast.core.run.info import RunInfo
@@ -16,6 +17,10 @@ from holdfast.core.run.messages import MessageCodec, Usage
 from holdfast.core.run.run_events import Event
 from holdfast.core.run.state import RunState
 from holdfast.core.run.status import AttemptEnd, RunStatus
+
+#: Functions that can write to the database of a store in the transaction that records their result: none, sync ones, or
+#: sync and async ones.
+Transactions = Literal["none", "sync", "any"]
 
 
 @runtime_checkable
@@ -83,6 +88,31 @@ class Checkpointer(Protocol):
         """
         ...
 
+    async def transact(
+        self,
+        state: RunState,
+        function: Callable[[Any], Any],
+        record: Callable[[Any], Callable[[], None]],
+    ) -> Any:
+        """Call `function` with a connection to the store's database, and save the state with what it returned.
+
+        Its writes and the save are one transaction: both are there, or neither is. Returns what the function returned.
+
+        Args:
+            record: puts the value that the function returned into the state, and returns a function that removes it:
+                called if the transaction is rolled back after that.
+
+        Raises:
+            RunLost: another worker owns the run. Nothing was written. Anything that `function` raises: likewise.
+            SaveFailed: the store did not answer.
+        """
+        ...
+
+    @property
+    def transactions(self) -> Transactions:
+        """The functions that `transact` can call."""
+        ...
+
     @property
     def owner(self) -> str:
         """The worker that holds the claim, as the store records it. Empty without claims."""
@@ -99,6 +129,7 @@ class NullCheckpointer:
 
     owner: str = ""
     proven_until: float = math.inf
+    transactions: Transactions = "none"
 
     async def save(self, state: RunState, *, force: bool = False) -> None:
         return
@@ -114,6 +145,11 @@ class NullCheckpointer:
 
     async def verify(self) -> None:
         return
+
+    async def transact(
+        self, state: RunState, function: Callable[[Any], Any], record: Callable[[Any], Callable[[], None]]
+    ) -> Any:
+        raise DefinitionError("a run without a store has no transactions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

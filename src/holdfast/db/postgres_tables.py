@@ -72,6 +72,14 @@ class PostgresServer:
         self._was_reached = True
         return connection
 
+    async def connect_user(self) -> "psycopg.AsyncConnection[Any]":
+        """Return a connection for code of the user. Raises as `connect_driver`."""
+        return await psycopg.AsyncConnection.connect(self._conninfo, prepare_threshold=None)
+
+    def connect_user_in_thread(self) -> "psycopg.Connection[Any]":
+        """Return a connection for code of the user that runs in a thread. Raises as `connect_driver`."""
+        return psycopg.Connection.connect(self._conninfo, prepare_threshold=None)
+
     def is_out_of_reach(self, exc: psycopg.Error) -> bool:
         """Return whether no server listens at the address, and none ever did."""
         return not self._was_reached and is_unreachable(exc)

@@ -10,7 +10,6 @@ import msgspec
 
 from holdfast.checkpoint.errors import (
     ClaimLost,
-    InvalidCursor,
     LimitReached,
     RunBusy,
     RunEnded,
@@ -34,7 +33,7 @@ from holdfast.checkpoint.record import (
     RunStatus,
     StoredRun,
 )
-from holdfast.checkpoint.store import NO_TRANSACTIONS
+from holdfast.checkpoint.store import NO_SUBMIT_CONNECTION, NO_TRANSACTIONS
 from holdfast.checkpoint.workers import (
     Claim,
     CountedRow,
@@ -48,11 +47,9 @@ from holdfast.checkpoint.workers import (
 from holdfast.clock import CLOCK, Clock
 from holdfast.config import LimitKind
 from holdfast.core.errors import DefinitionError
+from holdfast.core.ports import Transactions
 from holdfast.db.tables import Tables
-from holdfast.stores.memory_run import MemoryLimits, MemoryRun, group_by_caller
-
-#: More digits than any number of runs has.
-_CURSOR_DIGITS = 18
+from holdfast.stores.memory_run import MemoryLimits, MemoryRun, group_by_caller, parse_cursor
 
 
 class MemoryStore:
@@ -62,6 +59,7 @@ class MemoryStore:
     """
 
     durable = False
+    transactions: Transactions = "none"
 
     def __init__(self, *, clock: Clock | None = None) -> None:
         self._clock = clock or CLOCK.get()
@@ -127,7 +125,7 @@ class MemoryStore:
     async def create(self, run: NewRun, *, worker_id: str | None = None, connection: Any = None) -> Claim | None:
         self._check_open()
         if connection is not None:
-            raise DefinitionError(NO_TRANSACTIONS)
+            raise DefinitionError(NO_SUBMIT_CONNECTION)
         if run.run_id in self._runs:
             raise RunExists(run.run_id)
         now = self._clock.now()
@@ -153,6 +151,9 @@ class MemoryStore:
     async def append(self, claim: Claim, write: Append) -> None:
         self._get_claimed_run(claim).apply_append(write, self._clock.now())
         self._note_unread(claim.run_id)
+
+    async def transact(self, claim: Claim, function: Any, make_write: Any) -> Any:
+        raise DefinitionError(NO_TRANSACTIONS)
 
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
         run = self._get_run(run_id)
@@ -194,7 +195,7 @@ class MemoryStore:
         oldest_first: bool = False,
     ) -> RunPage:
         self._check_open()
-        position = None if cursor is None else _parse_cursor(cursor)
+        position = None if cursor is None else parse_cursor(cursor)
         found: list[RunRecord] = []
         for run in self._runs.values() if oldest_first else reversed(self._runs.values()):
             if position is not None and (run.number <= position if oldest_first else run.number >= position):
@@ -412,9 +413,3 @@ class MemoryStore:
 
     def _make_record(self, run: MemoryRun) -> RunRecord:
         return run.make_record(owner_alive=self._has_live_owner(run))
-
-
-def _parse_cursor(cursor: str) -> int:
-    if not cursor.isdecimal() or len(cursor) > _CURSOR_DIGITS:
-        raise InvalidCursor(cursor)
-    return int(cursor)

@@ -6,12 +6,15 @@ from datetime import datetime
 
 import msgspec
 
-from holdfast.checkpoint.errors import RunEnded, StoreError, UnreadMail
+from holdfast.checkpoint.errors import InvalidCursor, RunEnded, StoreError, UnreadMail
 from holdfast.checkpoint.journal import Append, Entry
 from holdfast.checkpoint.record import TERMINAL_STATUSES, Mail, NewRun, Receipt, Release, RunRecord, RunStatus
 from holdfast.checkpoint.workers import Claim, LimitName, LimitUsage, Slots, backoff, list_limit_names, make_limit
 from holdfast.config import ConcurrencyLimit, LimitKind
 from holdfast.core.run.info import RunIndex
+
+#: More digits than any number of runs has.
+_CURSOR_DIGITS = 18
 
 
 @dataclass(slots=True)
@@ -238,3 +241,14 @@ class MemoryLimits:
             LimitUsage(limit=limit, running=slots.used[name], is_default=name in self._defaults)
             for name, limit in sorted(self._limits.items())
         )
+
+
+def parse_cursor(cursor: str) -> int:
+    """Return the place that a cursor of a listing names.
+
+    Raises:
+        InvalidCursor: it is not one.
+    """
+    if not cursor.isdecimal() or len(cursor) > _CURSOR_DIGITS:
+        raise InvalidCursor(cursor)
+    return int(cursor)

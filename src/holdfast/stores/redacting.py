@@ -1,6 +1,6 @@
 """A store wrapper that redacts every write."""
 
-from collections.abc import Awaitable, Sequence, Set
+from collections.abc import Awaitable, Callable, Sequence, Set
 from typing import Any
 
 import msgspec
@@ -58,12 +58,20 @@ class RedactingStore(StoreWrapper):
         )
 
     def append(self, claim: Claim, write: Append) -> Awaitable[None]:
-        redacted = msgspec.structs.replace(
+        return self._store.append(claim, self._redact_write(write))
+
+    async def transact(self, claim: Claim, function: Callable[[Any], Any], make_write: Callable[[Any], Append]) -> Any:
+        def make_redacted_write(value: Any) -> Append:
+            return self._redact_write(make_write(value))
+
+        return await self._store.transact(claim, function, make_redacted_write)
+
+    def _redact_write(self, write: Append) -> Append:
+        return msgspec.structs.replace(
             write,
             entries=self._redact_entries(write.entries),
             progress=self._redact_body(write.progress, _SYSTEM_FIELDS),
         )
-        return self._store.append(claim, redacted)
 
     async def release(self, claim: Claim, release: Release) -> None:
         redacted = msgspec.structs.replace(

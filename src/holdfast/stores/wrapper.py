@@ -1,6 +1,6 @@
 """A store wrapper that delegates everything: the base of wrappers that change a few methods."""
 
-from collections.abc import Awaitable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +20,7 @@ from holdfast.checkpoint.record import (
 from holdfast.checkpoint.store import RunStore
 from holdfast.checkpoint.workers import Claim, Fleet, LimitUsage, WorkerIdentity
 from holdfast.config import LimitKind
+from holdfast.core.ports import Transactions
 from holdfast.db.tables import Tables
 
 
@@ -29,6 +30,7 @@ class StoreWrapper:
     def __init__(self, store: RunStore) -> None:
         self._store = store
         self.durable: bool = store.durable
+        self.transactions: Transactions = store.transactions
 
     async def open(self) -> None:
         await self._store.open()
@@ -53,6 +55,9 @@ class StoreWrapper:
 
     def append(self, claim: Claim, write: Append) -> Awaitable[None]:
         return self._store.append(claim, write)
+
+    async def transact(self, claim: Claim, function: Callable[[Any], Any], make_write: Callable[[Any], Append]) -> Any:
+        return await self._store.transact(claim, function, make_write)
 
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
         return await self._store.load(run_id, after=after)

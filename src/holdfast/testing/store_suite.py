@@ -12,7 +12,7 @@ Subclass the suites in a test module, give them a factory and a location, and ru
 A store with `durable = True` runs `DurableRunStoreSuite` too. The suites need pytest, pytest-asyncio and hypothesis.
 """
 
-from holdfast.testing.store_tests.append_tests import AppendTests, CreateTests, LoadTests, RewriteTests
+from holdfast.testing.store_tests.append_tests import AppendTests, CreateTests, LoadTests, RewriteTests, TransactTests
 from holdfast.testing.store_tests.claim_next_tests import ClaimNextTests, FairnessTests
 from holdfast.testing.store_tests.claim_tests import ClaimTests, FencingTests, WorkerTests
 from holdfast.testing.store_tests.kill_tests import CrashingSequenceTests, KillTests, SequenceTests
@@ -34,6 +34,7 @@ class RunStoreSuite(
     AppendTests,
     RewriteTests,
     LoadTests,
+    TransactTests,
     ClaimTests,
     FencingTests,
     WorkerTests,

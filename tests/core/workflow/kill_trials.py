@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,29 +139,31 @@ async def run(url: str, report: Path, run_id: str) -> None:
         report.write_text(json.dumps(result.output))
 
 
-def run_in_child(url: str, folder: Path, kill_at: int) -> tuple[int, int]:
-    """Return the signal that ended the child, and the number of points that it reached."""
+def run_in_process(work: Coroutine[Any, Any, None], folder: Path, kill_at: int) -> tuple[bool, int]:
+    """Return whether the process that did this work was killed, and the number of points that it reached."""
     pid = os.fork()
     if pid == 0:
         POINTS.kill_at, POINTS.ledger = kill_at, folder / "ledger"
-        asyncio.run(run(url, folder / "output.json", folder.name))
+        asyncio.run(work)
         (folder / "points").write_text(str(POINTS.count))
         os._exit(0)
+    work.close()
     _, status = os.waitpid(pid, 0)
     reached = int((folder / "points").read_text()) if (folder / "points").exists() else 0
-    return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0, reached
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, reached
 
 
 def make_trial(template: str, root: Path, kill_at: int) -> dict[str, Any]:
     folder = root / f"trial-{kill_at}"
     folder.mkdir()
     url = template.replace("{folder}", str(folder))
-    ended_by, points = run_in_child(url, folder, kill_at)
-    if kill_at and ended_by != signal.SIGKILL:
+    report = folder / "output.json"
+    killed, points = run_in_process(run(url, report, folder.name), folder, kill_at)
+    if kill_at and not killed:
         return {"killed": False}
     if kill_at:
-        ended_by, points = run_in_child(url, folder, 0)
-    output = json.loads((folder / "output.json").read_text())
+        _, points = run_in_process(run(url, report, folder.name), folder, 0)
+    output = json.loads(report.read_text())
     ledger = (folder / "ledger").read_text().splitlines()
     return {"killed": bool(kill_at), "points": points, "output": output, "ledger": ledger}
 

@@ -1,6 +1,7 @@
 """Stores that break the contract of writing and loading runs."""
 
 import asyncio
+import sqlite3
 from datetime import UTC
 from typing import Any
 
@@ -254,3 +255,34 @@ class ReturnsRecordsOfUnknownRuns(BrokenStore):
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
         known = run_id if run_id in self._runs or after < END else next(iter(self._runs), run_id)
         return await super().load(known, after=after)
+
+
+class CallsWhatItCannotCommit(BrokenStore):
+    red = ("test_a_function_that_the_store_cannot_call_is_refused",)
+
+    async def transact(self, claim: Claim, function: Any, make_write: Any) -> Any:
+        function(None)
+        return await super().transact(claim, function, make_write)
+
+
+class CommitsTwice(BrokenStore):
+    """Has a database, and commits the writes of a function before its entry."""
+
+    red = ("test_a_transaction_that_fails_leaves_nothing",)
+    transactions = "sync"
+
+    def __init__(self, location: str) -> None:
+        super().__init__(location)
+        self._database = sqlite3.connect(":memory:", check_same_thread=False)
+
+    async def transact(self, claim: Claim, function: Any, make_write: Any) -> Any:
+        value = function(self._database)
+        await self.append(claim, make_write(value))
+        return value
+
+
+class ForgetsTheEntryOfATransaction(CommitsTwice):
+    red = ("test_the_writes_of_a_function_commit_with_its_entry",)
+
+    async def transact(self, claim: Claim, function: Any, make_write: Any) -> Any:
+        return function(self._database)

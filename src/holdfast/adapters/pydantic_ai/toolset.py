@@ -11,7 +11,7 @@ from pydantic_ai.messages import ToolCallPart
 from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.toolsets import FunctionToolset
 
-from holdfast.adapters.tool_policies import ToolPolicies, find_policy
+from holdfast.adapters.tool_policies import ToolPolicies, check_policy, find_policy
 from holdfast.core.agents.calls import Effect
 from holdfast.core.agents.tool import Approval, Tool, ToolPolicy
 from holdfast.core.agents.tool_context import current_call
@@ -59,7 +59,7 @@ def get_policy(policies: ToolPolicies, definition: ToolDefinition, holdfast_tool
     own = holdfast_tools.get(definition.name)
     if own is None:
         return find_policy(policies, definition.name, definition, definition.metadata)
-    return replace(own.policy, retry=None, approval=_make_approval(own))
+    return replace(check_policy(own.name, own.policy), retry=None, approval=_make_approval(own))
 
 
 def _make_approval(tool: Tool) -> Approval:

@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from holdfast.core.agents.tool_context import ToolContext
+from holdfast.core.errors import DefinitionError
 from holdfast.core.run.waiting import ApprovalRequest
 
 
@@ -20,10 +21,12 @@ class Effect(StrEnum):
     IDEMPOTENT = "idempotent"
     #: It must not happen twice. The default.
     ONCE = "once"
+    #: It writes to the store's own database, in the transaction that records its result.
+    TRANSACTION = "transaction"
 
 
 #: The effects by name, for completion and type checks.
-EffectName = Literal["pure", "idempotent", "once"]
+EffectName = Literal["pure", "idempotent", "once", "transaction"]
 
 #: For a `once` call in doubt: report to the model that the outcome is unknown, or park the run.
 InDoubt = Literal["report", "park"]
@@ -113,6 +116,15 @@ class CallRequest(ABC):
     @abstractmethod
     def error_result(self, text: str) -> Any:
         """Return a result, in the same form, with a text for the model."""
+
+    def value_result(self, value: Any) -> Any:
+        """Return the result, in the same form, of a function that returned `value`. For `transaction` tools.
+
+        Raises:
+            PayloadError: the value has no JSON form.
+            DefinitionError: the loop has no tools with this effect.
+        """
+        raise DefinitionError(f"tool {self.tool}: its loop has no tools with the effect transaction")
 
     def expired_result(self, text: str) -> Any:
         """Return the result of a call that waited and got no answer in time."""

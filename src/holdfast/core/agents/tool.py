@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.core.agents.calls import Effect, EffectName, InDoubt, OnError, Reconcile, Undo
 from holdfast.core.agents.retry import Retry
-from holdfast.core.agents.tool_context import find_workflow
+from holdfast.core.agents.tool_context import current_call, find_workflow
 from holdfast.core.agents.tool_threads import call_in_thread
 from holdfast.core.errors import DefinitionError
 from holdfast.core.json_value import JsonValue
@@ -39,15 +39,20 @@ class Signature:
 
     __slots__ = ("_fields", "_parameters", "_struct", "returns", "schema")
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], *, hidden: str | None = None) -> None:
         """Read the signature.
+
+        Args:
+            hidden: a parameter that no caller gives.
 
         Raises:
             DefinitionError: a parameter has no annotation, cannot be given by name, or has a type without a JSON form.
         """
         name = getattr(function, "__name__", repr(function))
         hints = _read_hints(function, name)
-        self._parameters = inspect.signature(function)
+        signature = inspect.signature(function)
+        given = [each for each in signature.parameters.values() if each.name != hidden]
+        self._parameters = signature.replace(parameters=given)
         self._fields = _read_fields(self._parameters, hints, name)
         #: The annotation of the result; `Any` without one.
         self.returns: Any = hints.get("return", Any)
@@ -120,6 +125,9 @@ def _flatten_schema(schema: dict[str, Any]) -> dict[str, Any]:
     return top
 
 
+#: The parameter of a `transaction` tool that gets the connection. Neither a model nor a workflow gives it.
+CONNECTION = "connection"
+
 #: Whether the calls of a tool need a person's approval: all, none, or what a function of the arguments says.
 Approval = bool | ApprovalRequest | Callable[[dict[str, Any]], "bool | ApprovalRequest"]
 
@@ -149,7 +157,8 @@ class ToolPolicy:
             effect: the effect of calling the tool twice. By default it must not happen twice.
             reconcile: finds, after a crash, the outcome of a call whose result was never recorded.
             in_doubt: for such a call with an unknown outcome: report it to the model, or park the run for a person.
-            retry: repeat a call that raised a transient error, before the error is reported. Not for `once` tools.
+            retry: repeat a call that raised a transient error, before the error is reported. Not for `once` tools. The
+                writes of a failed `transaction` call are rolled back before.
             approval: a person has to approve each call, or those for which this function of the arguments returns
                 True or an `ApprovalRequest`.
 
@@ -277,7 +286,10 @@ class Tool(Generic[P, R_co]):
         self.undo = undo
         check_type(f"tool {self.name}: sequential", sequential, bool, "True or False")
         self.sequential = sequential
-        self._signature = Signature(function)
+        is_transaction = self.policy.effect is Effect.TRANSACTION
+        self._signature = Signature(function, hidden=CONNECTION if is_transaction else None)
+        if is_transaction and CONNECTION not in inspect.signature(function).parameters:
+            raise DefinitionError(f"tool {self.name}: effect is transaction: give it a parameter `{CONNECTION}`")
         #: Whether a call runs in a thread, which cannot be cancelled. An object with an async `__call__` does not.
         self.in_thread: bool = not any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
         self.schema: ToolSchema = ToolSchema(
@@ -340,10 +352,18 @@ class Tool(Generic[P, R_co]):
 
     def call(self, arguments: dict[str, Any]) -> Coroutine[Any, Any, Any]:
         """Call the function, in a thread if it is sync, and return its result."""
+        if self.policy.effect is Effect.TRANSACTION:
+            return self._call_in_transaction(arguments)
         if self.in_thread:
             return self._call_in_thread(arguments)
         coroutine: Coroutine[Any, Any, Any] = self.function(**arguments)
         return coroutine
+
+    async def _call_in_transaction(self, arguments: dict[str, Any]) -> Any:
+        transaction = current_call().transaction
+        if transaction is None:
+            raise DefinitionError(f"tool {self.name}: effect is transaction: only a run calls it with a connection")
+        return await transaction.call(self.function, arguments)
 
     async def _call_in_thread(self, arguments: dict[str, Any]) -> Any:
         result = await call_in_thread(self.function, arguments)

@@ -17,6 +17,7 @@ from holdfast.core.run.waiting import make_secret
 if TYPE_CHECKING:
     from holdfast.core.execution.calling.background import StartedRuns
     from holdfast.core.execution.calling.call_tokens import CallTokens
+    from holdfast.core.execution.calling.call_transaction import CallTransaction
     from holdfast.core.execution.step import StepContext
     from holdfast.core.workflow.workflow_run import WorkflowRun
 
@@ -78,6 +79,8 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
     clock: Clock = SYSTEM_CLOCK
     #: For a tool that returns `Deferred`: its holder may complete the call. Unguessable.
     token: str = ""
+    #: Calls the function of a `transaction` tool. `None` for the calls of other tools.
+    transaction: "CallTransaction | None" = None
     #: Issues the token. `None`: no result can come from outside.
     tokens: "CallTokens | None" = None
 

@@ -146,6 +146,9 @@ class _Conversation:
         self._context, self._attempt = context, context.attempt
         self._history = context.state.history
         self._tools = context.profile.tools
+        for tool in self._tools.values():
+            if tool.effect is Effect.TRANSACTION:
+                self._attempt.saver.check_transaction(tool.name, in_thread=tool.in_thread)
         self._schemas = tuple(tool.schema for tool in self._tools.values())
         self._max_repeats = context.profile.max_repeats
         self._repeats = RepeatCounter(map(_list_requested_calls, self._replies))
@@ -352,7 +355,7 @@ class _ToolCall(_Call):
             returned = await call_tool(attempt, tool, self.call_id, self._start)
             if isinstance(returned, Deferred):
                 return returned
-            content = to_json_value(returned, f"the result of {tool.name}")
+            return self.value_result(returned)
         except (Exception, asyncio.CancelledError) as exc:  # user code may raise anything: it is a result for the model
             if isinstance(exc, Suspend) or attempt.stop_state.is_resumable_after(exc):
                 raise  # the tool waits, parks the run, or announces a shutdown
@@ -367,6 +370,9 @@ class _ToolCall(_Call):
             if tool.on_error == "raise":
                 raise ToolFailed(tool.name, exc) from exc
             return self.error_result(format_error(exc))
+
+    def value_result(self, value: Any) -> ToolResult:
+        content = to_json_value(value, f"the result of {self.tool}")
         return ToolResult(call_id=self.call_id, tool=self.tool, content=content)
 
     def _start(self) -> Coroutine[Any, Any, Any]:

@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from holdfast.clock import Clock, Timer
 from holdfast.concurrency import run_in_background, shielded
-from holdfast.core.errors import NotDurable, RunError, RunLost, SaveFailed
+from holdfast.core.errors import DefinitionError, NotDurable, RunError, RunLost, SaveFailed
 from holdfast.core.execution.stop import StopState
 from holdfast.core.observer import ClaimVerified, Observers, Saved
 from holdfast.core.ports import Checkpointer
@@ -152,6 +152,36 @@ class Saver:
         self._observers.emit(ClaimVerified(self._clock.monotonic() - started_at))
         if is_own_task and self._stop_state.is_stopped:
             raise asyncio.CancelledError
+
+    def check_transaction(self, tool: str, *, in_thread: bool) -> None:
+        """Refuse a `transaction` tool that the store of the run cannot call.
+
+        Raises:
+            DefinitionError: the run has no such store.
+        """
+        possible = "none" if self.checkpointer is None else self.checkpointer.transactions
+        if possible == "none":
+            raise DefinitionError(
+                f"tool {tool}: effect is transaction, and the store of the run has no transactions: use a store "
+                "in a SQLite file or on PostgreSQL"
+            )
+        if possible == "sync" and not in_thread:
+            raise DefinitionError(
+                f"tool {tool}: effect is transaction, and its function is async. In SQLite a transaction holds "
+                "the only write lock, so it must not await: write a plain `def`"
+            )
+
+    async def transact(self, function: Callable[..., Any], record: Callable[[Any], Callable[[], None]]) -> Any:
+        """Call a function that writes to the store's database, and save the state with its result, together.
+
+        `check_transaction` comes before. For the arguments and errors see `Checkpointer.transact`.
+        """
+        assert self.checkpointer is not None, "check_transaction has refused"
+        started_at = self._clock.monotonic()
+        self.update_elapsed()
+        value = await self.checkpointer.transact(self._state, function, record)
+        self._observers.emit(Saved(self._clock.monotonic() - started_at))
+        return value
 
     async def _write_in_background(self, write: Coroutine[Any, Any, None]) -> None:
         """Finish the write even if the task that asks for it is cancelled."""

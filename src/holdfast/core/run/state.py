@@ -38,6 +38,12 @@ class History(Sequence[Any]):
     def extend(self, messages: Iterable[Any]) -> None:
         self._messages.extend(messages)
 
+    def remove(self, message: Any) -> int:
+        """Remove this message, one that no store has, and return its place."""
+        place = next(i for i in reversed(range(len(self._messages))) if self._messages[i] is message)
+        del self._messages[place]
+        return place
+
     def rewrite(self, messages: Iterable[Any]) -> None:
         """Replace all messages: for compaction."""
         self._messages = list(messages)
@@ -271,6 +277,20 @@ class RunState:
         self.step_end = StepEnd(
             self.own_usage, self.child_usage, self.retry, self.port_data, self.loop_data, decisions, times
         )
+
+    def reopen_call(self, call_id: str, result: Any, calls: StepCalls, step_end: StepEnd) -> None:
+        """Undo `finish_call`: the store has rolled the call back.
+
+        Args:
+            calls: and `step_end`: as they were before.
+        """
+        self.steps -= 1
+        place = self.history.remove(result)
+        if self.history.finished_count > place:
+            self.history.finished_count -= 1
+        if (wait := calls.waits.get(call_id)) is not None:
+            self.calls = self.calls.set_wait(wait)
+        self.step_end = step_end
 
     def restart(self, messages: Iterable[Any]) -> None:
         """Drop the history and the open calls, and begin with these messages. Usage, steps and times stay."""

@@ -120,6 +120,8 @@ async def call(
         known_effect = Effect(effect)
     except ValueError:
         raise DefinitionError(f"effect is {effect!r}, not one of {[*Effect]}") from None
+    if known_effect is Effect.TRANSACTION:
+        raise DefinitionError(f"step {name}: make a tool of it, with @tool(effect='transaction')")
     return await run.call(
         FunctionStep(
             run.attempt,

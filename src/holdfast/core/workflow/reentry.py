@@ -76,7 +76,7 @@ class ReentryRun(WorkflowRun):
         return [
             call
             for call in unmet
-            if not self.steps.is_settled_without_effect(call.id)
+            if not self.steps.is_settled_without_effect(call)
             and (call.id in self.steps.results or call.effect != Effect.PURE)
         ]
 

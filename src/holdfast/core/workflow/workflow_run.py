@@ -60,7 +60,8 @@ class WorkflowRun:
         """Return an awaitable of the result of the tool, as a step.
 
         Raises:
-            TypeError: the arguments do not fit the tool. DefinitionError: the key is not text.
+            TypeError: the arguments do not fit the tool.
+            DefinitionError: the key is not text.
         """
         return self.call(ToolStep(self.attempt, tool, tool.bind(args, kwargs), key))
 
@@ -118,6 +119,8 @@ class WorkflowRun:
         """Make a call that has no recorded result, and record it."""
         if LOST_CALLS.get() is not None:
             raise asyncio.CancelledError  # as in the attempt in which its branch lost
+        if call.effect is Effect.TRANSACTION:
+            self.attempt.saver.check_transaction(call.tool, in_thread=call.in_thread)
         self.suspension.begin_work()
         try:
             if call.call_id not in self.steps.calls:
@@ -210,12 +213,12 @@ class WorkflowRun:
     # -- changed arguments --------------------------------------------------------------------------------------------
 
     async def _refuse_changed_arguments(self, call: StepCall) -> None:
-        """Return once the code has met every recorded `once` call of this tool.
+        """Return once the code has met every recorded `once` or `transaction` call of this tool.
 
         Raises:
             RunParked: it meets no more of them. This call may be one of them with other arguments.
         """
-        while call.effect is Effect.ONCE and (unmet := self._list_unmet(call.tool)):
+        while call.effect in (Effect.ONCE, Effect.TRANSACTION) and (unmet := self._list_unmet(call.tool)):
             if await self.suspension.rest_until_next_step():
                 continue
             self._add_call(call)
@@ -231,7 +234,7 @@ class WorkflowRun:
 
     def _list_unmet(self, tool: str) -> list[ToolCall]:
         unmet = self._unmet.get(tool, {}).values()
-        return [call for call in unmet if not self.steps.is_settled_without_effect(call.id)]
+        return [call for call in unmet if not self.steps.is_settled_without_effect(call)]
 
 
 def _to_text(arguments: Any) -> str:

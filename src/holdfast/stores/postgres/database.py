@@ -116,12 +116,13 @@ class Database(PostgresServer):
                 # One connection got no answer, which says little about the server: try another.
                 return await self._run_until(attempt, self.deadline(since))
         except psycopg.Error as exc:
-            raise self._map_error(exc) from exc
+            raise self.map_error(exc) from exc
 
     async def _run_until(self, attempt: Callable[[float], Awaitable[_T]], deadline: float) -> _T:
         return await self.retry(functools.partial(attempt, deadline), deadline=deadline)
 
-    def _map_error(self, exc: psycopg.Error) -> StoreError:
+    def map_error(self, exc: psycopg.Error) -> StoreError:
+        """Return the error of a store for an error of the driver."""
         said = str(exc).strip() or type(exc).__name__
         match classify(exc):
             case ErrorKind.FULL:

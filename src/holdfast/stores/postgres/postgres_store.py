@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -26,6 +26,7 @@ from holdfast.checkpoint.record import (
 from holdfast.checkpoint.store import Durability, StoreHealth
 from holdfast.checkpoint.workers import Claim, Fleet, LimitUsage, WorkerIdentity, backoff
 from holdfast.config import LimitKind
+from holdfast.core.ports import Transactions
 from holdfast.db.postgres_tables import PostgresTables
 from holdfast.db.postgres_url import parse_schema
 from holdfast.db.tables import Tables
@@ -37,7 +38,7 @@ from holdfast.stores.postgres.notify import ChangeNotifier
 from holdfast.stores.postgres.queries import Queries
 from holdfast.stores.postgres.records import make_receipt
 from holdfast.stores.postgres.schema import check_health, prepare_schema, read_schema_version
-from holdfast.stores.postgres.user_transaction import queue_run
+from holdfast.stores.postgres.user_transaction import UserTransactions, queue_run
 from holdfast.stores.postgres.write_requests import AppendRequest, Command, Response, measure_entries, raise_refusal
 from holdfast.stores.postgres.writer import Writer
 
@@ -62,6 +63,7 @@ class _Components:
     notifier: ChangeNotifier
     garbage_collector: GarbageCollector
     drafts: Drafts
+    transactions: UserTransactions
 
 
 class PostgresStore:
@@ -72,6 +74,7 @@ class PostgresStore:
     """
 
     durable = True
+    transactions: Transactions = "any"
 
     def __init__(
         self,
@@ -138,6 +141,7 @@ class PostgresStore:
                 notifier=ChangeNotifier(self._listen_database, readers, poll_interval=self._poll_interval),
                 garbage_collector=GarbageCollector(readers, self._sql),
                 drafts=Drafts(readers, self._sql),
+                transactions=UserTransactions(self._database, readers, durable=self._durability == "full"),
             )
             self._components.garbage_collector.wake()
             await self._components.notifier.start(_LISTEN_TIMEOUT)
@@ -195,6 +199,9 @@ class PostgresStore:
             raise_refusal(request, refusal)
         if write.rewrite:
             parts.garbage_collector.wake()
+
+    async def transact(self, claim: Claim, function: Callable[[Any], Any], make_write: Callable[[Any], Append]) -> Any:
+        return await self._require_open().transactions.transact(claim, function, make_write)
 
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
         stored = await self._require_open().queries.load(run_id, after)

@@ -33,8 +33,7 @@ from holdfast.stores.sqlite.listing import (
 )
 from holdfast.stores.sqlite.liveness import Liveness
 from holdfast.stores.sqlite.runs import read_unread_mail
-from holdfast.stores.sqlite.transaction import Execute, to_micros
-from holdfast.stores.sqlite.writer import resolve_future
+from holdfast.stores.sqlite.transaction import Execute, resolve_future, to_micros
 
 T = TypeVar("T")
 

@@ -1,9 +1,11 @@
 """Writes to one run: create, append, release, mail, remove."""
 
+import contextvars
+import inspect
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import apsw
@@ -13,10 +15,21 @@ from holdfast.checkpoint.errors import ClaimLost, RunBusy, RunEnded, RunExists, 
 from holdfast.checkpoint.journal import Append, Entry, Segment, pack_segment
 from holdfast.checkpoint.record import TERMINAL_STATUSES, Mail, NewRun, Receipt, Release, RunStatus
 from holdfast.checkpoint.workers import Claim, backoff, list_limit_names
+from holdfast.core.errors import DefinitionError, RunError
 from holdfast.stores.sqlite.claiming import has_slot
 from holdfast.stores.sqlite.database import statement
 from holdfast.stores.sqlite.liveness import Liveness
-from holdfast.stores.sqlite.transaction import Execute, RunRow, Transaction, find_run, from_micros, to_micros
+from holdfast.stores.sqlite.transaction import (
+    Execute,
+    RolledBack,
+    RunRow,
+    SqliteConnection,
+    Transaction,
+    WriteRequest,
+    find_run,
+    from_micros,
+    to_micros,
+)
 
 
 def post(run_id: str, mail: Mail, transaction: Transaction) -> Receipt:
@@ -168,6 +181,72 @@ def _round_up(count: int) -> int:
 def _build_bulk_statement(rows: int) -> str:
     row = f"(?1{',?' * _BULK_COLUMNS})"
     return statement("append_bulk").replace("{rows}", ",".join([row] * rows))
+
+
+def apply_appends(requests: list[WriteRequest], transaction: Transaction) -> list[WriteRequest]:
+    """Make the appends in bulk, as far as that is possible. Return the remaining requests."""
+    appends = [request for request in requests if request.work is append]
+    if len(appends) < 2:
+        return requests
+    remaining = [request for request in requests if request.work is not append]
+    for start in range(0, len(appends), MAX_BULK_APPENDS):
+        batch = appends[start : start + MAX_BULK_APPENDS]
+        if not append_bulk([request.arguments for request in batch], transaction):
+            remaining += batch
+    return remaining
+
+
+class UserTransaction:
+    """A function of the user, and an append with what it returned: committed together, or not at all."""
+
+    def __init__(self, claim: Claim, function: Callable[[Any], Any], make_write: Callable[[Any], Append]) -> None:
+        """For the arguments see `RunStore.transact`."""
+        self._claim, self._function, self._make_write = claim, function, make_write
+        self._context = contextvars.copy_context()
+        #: The function has returned, and its caller has made the append. Changed in the event loop's thread only.
+        self.is_committing = False
+        #: The caller has left before that.
+        self.is_abandoned = False
+
+    def run(self, call_in_loop: Callable[[Callable[[], Append]], Append], transaction: Transaction) -> Any:
+        """Do all of it, in the writer's thread. The writer commits."""
+        try:
+            _check_write(self._claim, (), transaction)
+            value = self._call(transaction)
+            append(self._claim, call_in_loop(partial(self._begin_commit, value)), transaction)
+        except StopIteration as exc:  # asyncio refuses it as the exception of a future
+            raise RolledBack(RuntimeError("the function of a transaction raised StopIteration")) from exc
+        except _DATABASE_ERRORS:
+            raise
+        except BaseException as exc:  # of any kind: it is raised to the caller, and does not end this thread
+            raise RolledBack(exc) from exc
+        return value
+
+    def _call(self, transaction: Transaction) -> Any:
+        connection = SqliteConnection(transaction.connection)
+        try:
+            value = self._context.run(self._function, connection)
+        finally:
+            connection.close()
+        if inspect.isawaitable(value):
+            if inspect.iscoroutine(value):
+                value.close()
+            raise DefinitionError("a transaction holds the only write lock of SQLite: its function must not be async")
+        return value
+
+    def _begin_commit(self, value: Any) -> Append:
+        if self.is_abandoned:
+            raise RunError(f"run {self._claim.run_id}: the call has ended: its writes are rolled back")
+        write = self._make_write(value)
+        self.is_committing = True
+        return write
+
+
+#: Errors of the database and not of the user's function: it may succeed when it is called again.
+_DATABASE_ERRORS = (
+    *(apsw.BusyError, apsw.LockedError, apsw.ProtocolError, apsw.FullError, apsw.IOError, apsw.ReadOnlyError),
+    *(apsw.CantOpenError, apsw.CorruptError, apsw.NotADBError, apsw.NoMemError),
+)
 
 
 def release(claim: Claim, release: Release, transaction: Transaction) -> None:

@@ -1,7 +1,8 @@
 """The SQLite store: all runs in one file."""
 
 import asyncio
-from collections.abc import Awaitable, Collection, Sequence
+import inspect
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import timedelta
 from os import PathLike
 from typing import Any
@@ -20,12 +21,13 @@ from holdfast.checkpoint.record import (
     RunStatus,
     StoredRun,
 )
-from holdfast.checkpoint.store import NO_TRANSACTIONS, Durability, StoreHealth
+from holdfast.checkpoint.store import NO_SUBMIT_CONNECTION, Durability, StoreHealth
 from holdfast.checkpoint.workers import Claim, Fleet, LimitUsage, WorkerIdentity
 from holdfast.clock import CLOCK, Clock
 from holdfast.concurrency import run_in_background
 from holdfast.config import LimitKind
 from holdfast.core.errors import DefinitionError
+from holdfast.core.ports import Transactions
 from holdfast.db.sqlite_tables import SqliteTables
 from holdfast.db.tables import Tables
 from holdfast.stores.sqlite import claiming, heartbeat, runs
@@ -35,7 +37,7 @@ from holdfast.stores.sqlite.drafts import DraftWriter
 from holdfast.stores.sqlite.heartbeat import ChangeNotifier, Heartbeat
 from holdfast.stores.sqlite.liveness import Liveness
 from holdfast.stores.sqlite.reader import Reader
-from holdfast.stores.sqlite.runs import post
+from holdfast.stores.sqlite.runs import UserTransaction, post
 from holdfast.stores.sqlite.writer import Writer
 
 #: How often `remove` looks whether removed journals are deleted.
@@ -51,6 +53,7 @@ class SqliteStore:
     """
 
     durable = True
+    transactions: Transactions = "sync"
 
     def __init__(
         self,
@@ -155,13 +158,19 @@ class SqliteStore:
     async def create(self, run: NewRun, *, worker_id: str | None = None, connection: Any = None) -> Claim | None:
         self._check_open()
         if connection is not None:
-            raise DefinitionError(NO_TRANSACTIONS)
+            raise DefinitionError(NO_SUBMIT_CONNECTION)
         return await self._writer.submit(run.run_id, runs.create, run, worker_id, self._liveness)
 
     def append(self, claim: Claim, write: Append) -> Awaitable[None]:
         self._check_open()
         work = runs.append_after_mail if write.consumed or write.unless_mail else runs.append
         return self._writer.submit(claim.run_id, work, claim, write)
+
+    async def transact(self, claim: Claim, function: Callable[[Any], Any], make_write: Callable[[Any], Append]) -> Any:
+        self._check_open()
+        if inspect.iscoroutinefunction(function):
+            raise DefinitionError("a transaction holds the only write lock of SQLite: give a plain function")
+        return await self._writer.transact(UserTransaction(claim, function, make_write))
 
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
         self._check_open()

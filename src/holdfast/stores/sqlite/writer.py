@@ -15,8 +15,8 @@ from holdfast.clock import Clock
 from holdfast.concurrency import THREADS
 from holdfast.db.sqlite_file import FILE_CHECK_INTERVAL_S, roll_back
 from holdfast.stores.sqlite.database import Database
-from holdfast.stores.sqlite.runs import MAX_BULK_APPENDS, append, append_bulk
-from holdfast.stores.sqlite.transaction import Transaction
+from holdfast.stores.sqlite.runs import MAX_BULK_APPENDS, UserTransaction, append, append_bulk, apply_appends
+from holdfast.stores.sqlite.transaction import RolledBack, Transaction, WriteRequest, answer_call, resolve_future
 from holdfast.stores.sqlite.vacuum import Vacuum
 
 T = TypeVar("T")
@@ -37,34 +37,8 @@ _INLINE_MAX_COMMIT_S = 0.001
 #: ... and inline commits took at most this long in this turn of the event loop.
 _INLINE_BUDGET_S = 0.001
 
-
-class WriteRequest:
-    """One caller's write and its outcome."""
-
-    __slots__ = ("arguments", "error", "future", "result", "run_id", "work")
-
-    def __init__(
-        self, run_id: str | None, work: Callable[..., Any], arguments: tuple[Any, ...], future: asyncio.Future[Any]
-    ) -> None:
-        self.run_id = run_id
-        self.work = work
-        self.arguments = arguments
-        self.future = future
-        self.result: Any = None
-        self.error: Exception | None = None
-
-    def resolve(self) -> None:
-        """Resume the caller. Only in the event loop's thread."""
-        resolve_future(self.future, self.result, self.error)
-
-
-def resolve_future(future: asyncio.Future[Any], result: object, error: Exception | None) -> None:
-    if future.done():
-        return  # the caller was cancelled
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
+#: How often a transaction that waits for the event loop looks whether that has ended.
+_LOOP_CHECK_S = 1.0
 
 
 class Writer:
@@ -135,6 +109,23 @@ class Writer:
         self._batch.append(request)
         return future
 
+    async def transact(self, user: UserTransaction) -> Any:
+        """Call a function of the user and commit its writes with an append, alone. Return what it returned.
+
+        A caller that is cancelled before the function has returned does not wait, and nothing is committed.
+        """
+        future = self.submit(None, user.run, self._call_in_loop)
+        self._batch[-1].is_alone = True  # without a run it is queued, and never committed inline
+        while True:
+            try:
+                return await asyncio.shield(future)
+            except asyncio.CancelledError:
+                if not user.is_committing:
+                    user.is_abandoned = True
+                    raise
+            except RolledBack as exc:
+                raise exc.error from None
+
     def is_running(self) -> bool:
         """Return whether the thread can still write for an event loop. From any thread."""
         return self._failure is None and not self._loop.is_closed()
@@ -197,8 +188,9 @@ class Writer:
     def _fail_all(self) -> None:
         """Fail all waiting writes: the thread has ended by an error."""
         self._open = False
-        requests = [*self._in_flight, *self._drain_queue(), *self._batch]
-        self._batch = []
+        requests, self._batch = [*self._in_flight, *self._batch], []
+        while queued := self._drain_queue():
+            requests += queued
         for request in requests:
             request.error = self._make_closed_error()
             request.resolve()
@@ -293,18 +285,33 @@ class Writer:
             self._receive(self._queue.get(timeout=timeout))
 
     def _drain_queue(self) -> list[WriteRequest]:
-        """Return everything that is queued."""
+        """Return the requests to commit next: all that are queued, up to the first that is committed alone."""
         with contextlib.suppress(Empty):
             while True:
                 self._receive(self._queue.get_nowait())
-        requests, self._received = self._received, []
-        return requests
+        received = self._received
+        count = next((place for place, each in enumerate(received) if each.is_alone), len(received))
+        count = count or min(1, len(received))
+        self._received = received[count:]
+        return received[:count]
 
     def _receive(self, requests: list[WriteRequest] | None) -> None:
         if requests is None:
             self._stopping = True
         else:
             self._received += requests
+
+    def _call_in_loop(self, function: Callable[[], T]) -> T:
+        """Call a function in the event loop's thread, for a transaction that waits for it."""
+        answers = self._threads.make_queue()
+        self._post_to_loop(answer_call, function, answers)
+        while not self._loop.is_closed():
+            with contextlib.suppress(Empty):
+                value, error = answers.get(timeout=_LOOP_CHECK_S)
+                if error is not None:
+                    raise error
+                return value  # type: ignore[no-any-return]  # the queue holds any values
+        raise StoreClosed("the event loop has ended: nothing was written")
 
     def _commit_blocking(self, requests: list[WriteRequest]) -> None:
         self._may_wait = True
@@ -341,7 +348,8 @@ class Writer:
         self._vacuum.on_commit()
         self._last_run_id = requests[-1].run_id
         self._last_commit_at = self._threads.monotonic()
-        self._last_commit_s = self._last_commit_at - began
+        # The time of the user's function says nothing about the disk.
+        self._last_commit_s = 0.0 if requests[0].is_alone else self._last_commit_at - began
 
     def _commit_appends(self, requests: list[WriteRequest]) -> bool:
         """Commit the requests as a single statement if all are appends. Return False if nothing was written.
@@ -373,7 +381,7 @@ class Writer:
         transaction = Transaction(self._connection, self._clock.now())
         request = requests[0]
         try:
-            for request in _apply_appends(requests, transaction):
+            for request in apply_appends(requests, transaction):
                 try:
                     request.result = request.work(*request.arguments, transaction)
                 except CheckpointError as refusal:
@@ -400,16 +408,3 @@ class Writer:
         error = self._database.map_error(exc, self._connection)
         error.__cause__ = exc
         return error
-
-
-def _apply_appends(requests: list[WriteRequest], transaction: Transaction) -> list[WriteRequest]:
-    """Make the appends in bulk, as far as that is possible. Return the remaining requests."""
-    appends = [request for request in requests if request.work is append]
-    if len(appends) < 2:
-        return requests
-    remaining = [request for request in requests if request.work is not append]
-    for start in range(0, len(appends), MAX_BULK_APPENDS):
-        batch = appends[start : start + MAX_BULK_APPENDS]
-        if not append_bulk([request.arguments for request in batch], transaction):
-            remaining += batch
-    return remaining

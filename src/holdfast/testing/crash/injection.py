@@ -98,6 +98,22 @@ class CrashingStore(StoreWrapper):
         marks = marks or [f"mail consumed in {step}"]
         await self._write_with_crash_points(partial(self._store.append, claim, write), event, marks, fallback_mark=step)
 
+    async def transact(self, claim: Claim, function: Callable[[Any], Any], make_write: Callable[[Any], Append]) -> Any:
+        event, marks, step = WriteAcknowledgedEvent(run_id=claim.run_id), ["transaction"], ""
+
+        def make_logged_write(value: Any) -> Append:
+            nonlocal event, marks, step
+            write = make_write(value)
+            marks, step = _list_marks(write.entries, decode(write.progress, Progress))
+            event = WriteAcknowledgedEvent(run_id=claim.run_id, entries=write.entries, rewrite=write.rewrite)
+            self._reach("before", claim.run_id, marks, step)  # the function has returned, nothing is committed
+            return write
+
+        value = await self._store.transact(claim, function, make_logged_write)
+        self._event_log.write(event)
+        self._reach("after", claim.run_id, marks, step)
+        return value
+
     async def release(self, claim: Claim, release: Release) -> None:
         await self._record_closing(claim.run_id)
         event = WriteAcknowledgedEvent(run_id=claim.run_id, entries=release.entries)

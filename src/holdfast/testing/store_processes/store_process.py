@@ -248,6 +248,7 @@ class StoreProcess(StoreWrapper):
         self._factory, self._location = factory, location
         self._given_child = child
         self.durable = True
+        self.transactions = "none"  # a function cannot be sent to another process
 
     async def open(self) -> None:
         self.child = self._given_child or await ChildProcess.start(self._factory, self._location)

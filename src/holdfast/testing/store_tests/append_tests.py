@@ -2,16 +2,19 @@
 
 import asyncio
 import hashlib
+from typing import Any
 
 import pytest
 
-from holdfast.checkpoint.errors import RunExists, RunNotFound, StoreError
+from holdfast.checkpoint.errors import ClaimLost, RunExists, RunNotFound, StoreError
 from holdfast.checkpoint.journal import Append, EntryKind
 from holdfast.checkpoint.record import Release, RunStatus
 from holdfast.checkpoint.store import RunStore, get_record, iter_runs
 from holdfast.checkpoint.workers import Claim
+from holdfast.core.errors import DefinitionError
 from holdfast.testing.store_processes.store_under_test import (
     StoreUnderTest,
+    add_worker,
     create_claimed,
     load_bodies,
     load_contents,
@@ -313,3 +316,78 @@ class LoadTests(StoreUnderTest):
         with pytest.raises(RunNotFound) as missing:
             await get_record(store, "run-2")
         assert missing.value.run_id == "run-2"
+
+
+def _insert(connection: Any) -> int:
+    connection.execute("create table if not exists noted (name text)")
+    connection.execute("insert into noted values ('one')")
+    return _count(connection)
+
+
+def _count(connection: Any) -> int:
+    found: int = connection.execute("select count(*) from noted").fetchone()[0]
+    return found
+
+
+async def _transact(store: RunStore, claim: Claim, function: Any, first: int) -> Any:
+    """Call the function, and append one entry with what it returned."""
+
+    def make_write(value: Any) -> Append:
+        return make_append(first, b"%d" % value)
+
+    return await store.transact(claim, function, make_write)
+
+
+@pytest.mark.asyncio
+class TransactTests(StoreUnderTest):
+    async def test_a_function_that_the_store_cannot_call_is_refused(self, store: RunStore, worker: str) -> None:
+        claim = await create_claimed(store, worker, make_run("run-1", b"begin"))
+        called: list[Any] = []
+
+        async def note(connection: Any) -> int:
+            called.append(connection)
+            return 1
+
+        for function, possible in ((called.append, {"sync", "any"}), (note, {"any"})):
+            if store.transactions not in possible:
+                with pytest.raises(DefinitionError):
+                    await _transact(store, claim, function, 1)
+        assert called == []
+        assert await load_bodies(store) == [b"begin"]
+
+    async def test_the_writes_of_a_function_commit_with_its_entry(self, store: RunStore, worker: str) -> None:
+        if store.transactions == "none":
+            return
+        claim = await create_claimed(store, worker, make_run("run-1", b"begin"))
+        assert await _transact(store, claim, _insert, 1) == 1
+        assert await _transact(store, claim, _insert, 2) == 2
+        await store.append(claim, make_append(3, b"more"))
+        assert await load_bodies(store) == [b"begin", b"1", b"2", b"more"]
+
+    @pytest.mark.parametrize("fails", ["function", "write", "claim"])
+    async def test_a_transaction_that_fails_leaves_nothing(self, store: RunStore, worker: str, fails: str) -> None:
+        if store.transactions == "none":
+            return
+        claim = await create_claimed(store, worker, make_run("run-1", b"begin"))
+        await _transact(store, claim, _insert, 1)
+
+        def insert_and_fail(connection: Any) -> int:
+            _insert(connection)
+            raise LookupError("no")
+
+        def fail_to_write(value: Any) -> Append:
+            raise LookupError("no")
+
+        if fails == "function":
+            with pytest.raises(LookupError):
+                await _transact(store, claim, insert_and_fail, 2)
+        elif fails == "write":
+            with pytest.raises(LookupError):
+                await store.transact(claim, _insert, fail_to_write)
+        else:
+            new = await store.claim("run-1", await add_worker(store), steal=True)
+            with pytest.raises(ClaimLost):
+                await _transact(store, claim, _insert, 2)
+            claim = new
+        assert await _transact(store, claim, _count, 2) == 1
+        assert await load_bodies(store) == [b"begin", b"1", b"1"]

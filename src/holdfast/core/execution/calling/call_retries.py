@@ -34,7 +34,8 @@ def _start_try(attempt: Attempt, tool: Tool, start: Callable[[], Coroutine[Any, 
     work = start()
     if tool.timeout is not None:
         unknown = tool.effect is Effect.ONCE
-        error = ToolTimeout(tool.name, tool.timeout, may_be_running=tool.in_thread, effect_unknown=unknown)
+        may_be_running = tool.in_thread and tool.effect is not Effect.TRANSACTION  # that one commits nothing any more
+        error = ToolTimeout(tool.name, tool.timeout, may_be_running=may_be_running, effect_unknown=unknown)
         work = run_within_timeout(work, tool.timeout, error, attempt.services.clock)
     return await_thread(attempt, work) if tool.in_thread else work
 

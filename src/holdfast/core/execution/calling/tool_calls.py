@@ -12,6 +12,7 @@ from holdfast.core.agents.tool_context import _CURRENT_CALL, ToolContext
 from holdfast.core.errors import ProcessExit, RunParked, convert_process_exit
 from holdfast.core.execution.attempt import Attempt, log
 from holdfast.core.execution.calling.call_tokens import CallTokens
+from holdfast.core.execution.calling.call_transaction import CallTransaction
 from holdfast.core.execution.calling.child_runs import ChildRuns
 from holdfast.core.execution.calling.waits import WAITING, Waits
 from holdfast.core.observer import CallEnded, CallFailed, CallInDoubt, CallStarted, StepEnded
@@ -30,17 +31,14 @@ UNKNOWN_OUTCOME = (
 _NONE: frozenset[str] = frozenset()
 
 #: Constants, because Python 3.11 looks up a member of an enum 20 times more slowly than a global name.
-_ONCE, _IDEMPOTENT = Effect.ONCE, Effect.IDEMPOTENT
+_ONCE, _IDEMPOTENT, _TRANSACTION = Effect.ONCE, Effect.IDEMPOTENT, Effect.TRANSACTION
 
 
 class ToolCalls:
     """The tool calls of the current step. Those that one reply asks for are a batch."""
 
     def __init__(self, attempt: Attempt, waits: Waits, times: StepTimer) -> None:
-        self._attempt = attempt
-        self._state = attempt.state
-        self._waits = waits
-        self._times = times
+        self._attempt, self._state, self._waits, self._times = attempt, attempt.state, waits, times
         #: Announced calls without a result.
         self._open: dict[str, Effect] = {}
         self._tokens = CallTokens(attempt, self._open)
@@ -145,8 +143,9 @@ class ToolCalls:
         step = request.number or state.steps + 1
         children = ChildRuns(attempt, request.call_id, step, is_repeated=request.call_id in self._repeated)
         context = self.make_context(request.call_id, request.tool, request.arguments, children, step)
-        result = None
-        wait = None
+        if request.effect is _TRANSACTION:
+            context = CallTransaction(attempt, request, self._record_result).add_to(context)
+        result, wait = None, None
         if state.calls is not NO_CALLS or request.approval is not None:
             wait = self._find_wait(request, context)
         has_waited = wait is not None
@@ -291,7 +290,8 @@ class ToolCalls:
             if result is WAITING:
                 return result
             # Recorded before any port runs: an error of a port does not undo the call.
-            self._record_result(request, result, children, ONE_TOOL_CALL, started_at)
+            if context.transaction is None or context.transaction.result is None:
+                self._record_result(request, result, children, ONE_TOOL_CALL, started_at)
             if not request.number:
                 self._times.add_call(request.call_id, started_at)
         except BaseException as exc:
@@ -325,7 +325,7 @@ class ToolCalls:
         attempt, outer = self._attempt, _CURRENT_CALL.get()
         _CURRENT_CALL.set(context)
         try:
-            result = await request.execute()
+            result = await (request if context.transaction is None else context.transaction).execute()
         except Suspend as suspend:
             wait = self._waits.add_suspended(context, suspend)
             result = self._waits.resolve(request, wait)

@@ -77,11 +77,13 @@ class StepLog:
         """Whether the workflow has recorded its own end, before its steps are undone."""
         return any(result.tool == WORKFLOW_SCOPE for result in self.results.values())
 
-    def is_settled_without_effect(self, call_id: str) -> bool:
+    def is_settled_without_effect(self, call: ToolCall) -> bool:
         """Whether the code need not repeat this call: it lost interest, or a person has decided about it."""
-        result = self.results.get(call_id)
-        if call_id in self.abandoned:
+        result = self.results.get(call.id)
+        if call.id in self.abandoned:
             return True
+        if call.effect == Effect.TRANSACTION:  # without a value it was rolled back
+            return result is None or result.error
         if result is None or not result.error:
             return False
         return not isinstance(result.content, dict) or self.is_cancelled(result)
