@@ -18,6 +18,7 @@ from holdfast.core.redaction import Redactor
 from holdfast.core.run.info import PROMPT_SUMMARY_LENGTH, RunInfo
 from holdfast.core.run.run_events import CallDecided
 from holdfast.runtime.operations.mailing import NotWaiting
+from holdfast.runtime.reading.transcript import read_traces
 
 PROMPT = "deploy with sk-123"
 
@@ -149,6 +150,28 @@ async def test_no_log_line_has_the_secret_of_an_error(tmp_path: Path, caplog: py
     lines = [line for line in caplog.records if "[redacted]" in line.getMessage()]
     assert {line.name for line in lines} == {"holdfast.retry", "holdfast.lifecycle"}
     assert not any("sk-123" in str(vars(line)) for line in lines)
+
+
+@pytest.mark.parametrize("call_id", ["c1", "at", "digest"])
+async def test_the_traceback_of_a_tool_is_stored_redacted_and_the_model_does_not_read_it(
+    tmp_path: Path, call_id: str
+) -> None:
+    @tool
+    async def deploy() -> str:
+        raise ValueError("refused: sk-123 \ud800")
+
+    model = ScriptedModel(tool_reply(call(call_id, "deploy")), "done")
+    async with an_app(tmp_path, Agent(name="agent", model=model, tools=[deploy])) as app:
+        await app.run("agent", "go", run_id="r")
+        assert app.store is not None
+        stored = await app.store.load("r")
+        assert b"sk-123" not in b"".join(entry.body for entry in stored.entries)
+        trace = read_traces(stored.entries)[call_id]
+    assert trace.startswith("Traceback")
+    assert trace.endswith("ValueError: refused: [redacted] ?")
+    assert "in deploy" in trace
+    assert "holdfast/core" not in trace
+    assert "Traceback" not in str(model.requests)
 
 
 @pytest.mark.parametrize("name", ["id", "name", "kind", "topic"])

@@ -32,6 +32,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=Tr
     #: About the calls of the step that waited, by call id.
     decisions: dict[str, Decision] = {}
     times: StepTimes | None = None
+    #: The tracebacks of failed calls, by call id. They are shown to operators only.
+    traces: dict[str, str] = {}
 
 
 class Begin(msgspec.Struct, frozen=True, kw_only=True):

@@ -284,7 +284,7 @@ def make_last_delta(
 def _encode_step(state: RunState, now: datetime) -> bytes:
     end = state.step_end
     progress = Progress.at_step_end(state, end)
-    return _encode(Step(at=now, progress=progress, decisions=end.decisions, times=end.times))
+    return _encode(Step(at=now, progress=progress, decisions=end.decisions, times=end.times, traces=end.traces))
 
 
 def _encode_messages(

@@ -1,14 +1,20 @@
 """Errors of runs. The whole tree is drawn in `holdfast.root_error`."""
 
 import os
+import traceback
 from collections.abc import Awaitable
 from datetime import timedelta
+from pathlib import Path
 from typing import TypeVar
 
 from holdfast.concurrency import end_forked_child
 from holdfast.root_error import HoldfastError
 
 T = TypeVar("T")
+
+#: What is kept of a traceback: its last frames, and its last characters.
+_TRACE_FRAMES, _TRACE_LENGTH = 12, 4_000
+_OWN_FILES = str(Path(__file__).parents[1])
 
 
 class RunError(HoldfastError):
@@ -354,3 +360,18 @@ def format_error(error: BaseException) -> str:
     except Exception:  # a user's class may raise anything
         text = "(its text could not be made)"
     return f"{type(error).__name__}: {text}".encode(errors="replace").decode()
+
+
+def format_trace(error: BaseException) -> str:
+    """Return the end of the error's traceback, without the frames of holdfast and half surrogate pairs. Raises nothing.
+
+    It names files and lines of code, and no values but those in the text of the error.
+    """
+    try:
+        trace = traceback.TracebackException.from_exception(error, limit=-_TRACE_FRAMES)
+        frames = [frame for frame in trace.stack if not frame.filename.startswith(_OWN_FILES)]
+        trace.stack = traceback.StackSummary.from_list(frames)
+        text = "".join(trace.format())
+    except Exception:  # a user's class may raise anything
+        return ""
+    return text[-_TRACE_LENGTH:].encode(errors="replace").decode().rstrip()

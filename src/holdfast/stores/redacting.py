@@ -29,7 +29,7 @@ _SYSTEM_FIELDS = frozenset(
 #: The same in messages, whose form depends on the agent's loop.
 _MESSAGE_FIELDS = frozenset({"role", "call_id", "tool_call_id"})
 #: Fields that hold user data: nothing below them is a field of holdfast.
-_DATA_FIELDS = frozenset({"arguments", "args", "content", "value", "metadata", "output", "message"})
+_DATA_FIELDS = frozenset({"arguments", "args", "content", "value", "metadata", "output", "message", "traces"})
 
 
 class RedactingStore(StoreWrapper):

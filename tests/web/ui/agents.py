@@ -34,6 +34,12 @@ async def read_page(url: str) -> str:
     return LONG_TEXT
 
 
+@tool(effect="pure")
+async def carrier_status(order: str) -> str:
+    """Ask the carrier."""
+    raise TimeoutError(f"<script>window.hacked = 1</script> no answer about {order}")
+
+
 #: Set by a test: the writer continues.
 go_on = threading.Event()
 
@@ -65,6 +71,11 @@ def build_agents() -> list[AgentSource[Any]]:
         Agent(name="clerk", model=clerk, tools=[pay], instructions="Pay what is due."),
         Agent(name="asker", model=asker, tools=[ask_person]),
         Agent(name="reader", model=reader, tools=[read_page]),
+        Agent(
+            name="caller",
+            model=ScriptedModel(tool_reply(call("s1", "carrier_status", order="A17")), "Lost."),
+            tools=[carrier_status],
+        ),
         Agent(name="broken", model=ScriptedModel(ValueError("no such account"))),
         Agent(name="writer", model=write_slowly),
         Agent(name="throttled", model=refuse_for_an_hour, retry=Retry(max_tries=1)),

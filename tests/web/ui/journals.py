@@ -203,12 +203,14 @@ async def store_hostile_run(store: RunStore | None, run_id: str) -> list[str]:
         audience=HOSTILE[0],
     )
     progress = Progress(steps=1, phase=HOSTILE[0], calls=StepCalls(waits={call.id: asked}))
-    ended = Step(at=_START, progress=Progress(steps=1))
+    times = StepTimes(20, 0, (CallTime(call.id, 0, 20),))
+    ended = Step(at=_START, progress=Progress(steps=1), times=times, traces={call.id: text})
+    failed = ToolResult(call_id=call.id, tool=call.name, content=text, error=True)
     bodies = [
         (EntryKind.BEGIN, encode(Begin(info=info))),
         (EntryKind.MESSAGE, NATIVE_CODEC.encode(System(text=text))),
-        (EntryKind.MESSAGE, NATIVE_CODEC.encode(Reply(text=text, tool_calls=[call]))),
-        (EntryKind.MESSAGE, NATIVE_CODEC.encode(ToolResult(call_id=call.id, tool=call.name, content=text))),
+        (EntryKind.MESSAGE, NATIVE_CODEC.encode(Reply(text=text, tool_calls=[call], model=HOSTILE[0]))),
+        (EntryKind.MESSAGE, NATIVE_CODEC.encode(failed)),
         (EntryKind.STEP, encode(ended)),
         (EntryKind.MESSAGE, NATIVE_CODEC.encode(Reply(text=text, tool_calls=[call]))),
     ]

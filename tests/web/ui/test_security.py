@@ -80,6 +80,30 @@ def test_a_user_sees_only_the_own_runs(mounted: UIServer, page: Page) -> None:
     assert mounted.call(mounted.app.get("of-bob")).status == "waiting"
 
 
+def test_the_traceback_of_a_failed_call_is_for_operators(mounted: UIServer, page: Page) -> None:
+    for caller in ("alice", "reader"):
+        mounted.submit("caller", "Where is it?", f"lost-{caller}", caller_id=caller)
+        mounted.wait_for(f"lost-{caller}", "done")
+    page.set_extra_http_headers({"x-user": "alice"})
+    page.goto(f"{mounted.url}/ops/runs/runs/lost-alice")
+    call = page.locator("details.call.error")
+    call.locator("> summary").click()
+    expect(call.locator(".err-line")).to_contain_text("<script>window.hacked = 1</script> no answer about A17")
+    expect(call.locator(".trace pre")).to_be_hidden()
+    call.locator(".trace summary", has_text="Traceback").click()
+    expect(call.locator(".trace pre")).to_contain_text("in carrier_status")
+    expect(call.locator(".trace pre")).to_contain_text("TimeoutError: <script>")
+    assert page.evaluate("window.hacked") is None
+    for path in ("", "/export.json", "/export.html", "?q=no+answer"):
+        shown = httpx.get(f"{mounted.url}/ops/runs/runs/lost-reader{path}", headers={"x-user": "reader"})
+        assert (shown.status_code, "no answer about A17" in shown.text) == (200, True)
+        assert "in carrier_status" not in shown.text, path
+    with httpx.stream("GET", f"{mounted.url}/ops/runs/live/runs/lost-reader", headers={"x-user": "reader"}) as stream:
+        first = next(stream.iter_text())
+    assert "in carrier_status" not in first
+    assert "lost-reader" in first
+
+
 def test_the_page_works_under_a_prefix(mounted: UIServer, page: Page) -> None:
     page.set_extra_http_headers({"x-user": "alice"})
     page.goto(f"{mounted.url}/ops/runs/")

@@ -8,6 +8,7 @@ from typing import Any, overload
 import msgspec
 
 from holdfast.clock import Clock
+from holdfast.core.errors import format_trace
 from holdfast.core.run.messages import NATIVE_CODEC, NO_USAGE, MessageCodec, Usage
 from holdfast.core.run.turns import NO_TOTALS, Totals, TurnInput, TurnRecord
 from holdfast.core.run.waiting import CallToken, Decision, WaitingCall
@@ -192,6 +193,8 @@ class StepEnd(msgspec.Struct, frozen=True):
     #: The calls of the step that waited, by call id.
     decisions: dict[str, Decision] = {}
     times: StepTimes | None = None
+    #: The tracebacks of its failed calls, by call id: for operators, no part of the state.
+    traces: dict[str, str] = {}
 
 
 _NO_STEP = StepEnd()
@@ -212,6 +215,8 @@ class RunState:
     phase: str = ""
     #: Results of tool calls that are not in the history yet, by call id.
     results: dict[str, Any] = field(default_factory=dict)
+    #: Tracebacks of calls of the current step that have failed in this process, by call id.
+    traces: dict[str, str] = field(default_factory=dict)
     #: Usage of the run itself.
     own_usage: Usage = NO_USAGE
     #: Usage of its child runs.
@@ -259,12 +264,20 @@ class RunState:
         self.results.clear()
         self.history.finished_count = len(self.history)
         decisions = {} if self.calls is NO_CALLS else self.calls.decisions
-        self.calls = NO_CALLS
+        traces, self.traces, self.calls = self.traces, {}, NO_CALLS
         self.step_end = StepEnd(
-            self.own_usage, self.child_usage, self.retry, self.port_data, self.loop_data, decisions, times
+            self.own_usage, self.child_usage, self.retry, self.port_data, self.loop_data, decisions, times, traces
         )
 
-    def finish_call(self, call_id: str, result: Any, times: StepTimes | None = None) -> None:
+    def record_result(self, call_id: str, result: Any, error: BaseException | None) -> None:
+        """Keep the result of a call until its step is finished, with the traceback of its error."""
+        self.results[call_id] = result
+        if error is not None:
+            self.traces[call_id] = format_trace(error)
+
+    def finish_call(
+        self, call_id: str, result: Any, times: StepTimes | None = None, error: BaseException | None = None
+    ) -> None:
         """Add the result of a call that is a step of its own to the history, and count the step."""
         self.steps += 1
         self.results.pop(call_id, None)
@@ -274,8 +287,9 @@ class RunState:
         if self.calls is not NO_CALLS:
             decisions = {each: decision for each, decision in self.calls.decisions.items() if each == call_id}
             self.calls = self.calls.remove_call(call_id)
+        traces = {} if error is None else {call_id: format_trace(error)}
         self.step_end = StepEnd(
-            self.own_usage, self.child_usage, self.retry, self.port_data, self.loop_data, decisions, times
+            self.own_usage, self.child_usage, self.retry, self.port_data, self.loop_data, decisions, times, traces
         )
 
     def reopen_call(self, call_id: str, result: Any, calls: StepCalls, step_end: StepEnd) -> None:

@@ -279,6 +279,15 @@ class Transcript:
             call.result = content
 
 
+def read_traces(entries: Iterable[Entry]) -> dict[str, str]:
+    """Return the tracebacks of failed calls, by call id. No transcript has them: they are for operators."""
+    found: dict[str, str] = {}
+    for entry in entries:
+        if entry.kind is EntryKind.STEP and b'"traces"' in entry.body:
+            found |= decode(entry.body, Step).traces
+    return found
+
+
 def _make_step_item(seq: int, step: Step) -> TranscriptItem:
     progress = step.progress
     return TranscriptItem(

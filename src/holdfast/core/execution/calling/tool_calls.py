@@ -237,9 +237,9 @@ class ToolCalls:
         if children is not None and children.outcomes:
             state.child_usage = state.child_usage + children.usage
         if request.number:
-            state.finish_call(request.call_id, result, self._measure_call(request, started_at))
+            state.finish_call(request.call_id, result, self._measure_call(request, started_at), request.error)
         else:
-            state.results[request.call_id] = result
+            state.record_result(request.call_id, result, request.error)
         self._open.pop(request.call_id, None)
 
     def _measure_call(self, request: CallRequest, started_at: float | None) -> StepTimes | None:

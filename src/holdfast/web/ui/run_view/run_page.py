@@ -105,7 +105,8 @@ async def show_run(site: Site, request: Request) -> Response:
         hits = await search(site.store, record.run_id, query)
         return site.render(request, "run.html", **head, **common, hits=hits, window=None, outcome=None)
     before, step = read_number(params.get("before")), read_number(params.get("step"))
-    window = await read_window(site.store, record, before=before, step=step)
+    with_traces = "control" in principal.scopes
+    window = await read_window(site.store, record, before=before, step=step, with_traces=with_traces)
     head = make_head(site, principal, record, related, doubts, window.answered)
     head["untaken"] = await find_untaken(site, principal, [head["run"]], utc_now())
     head["outcome"] = await read_outcome(site.store, window)

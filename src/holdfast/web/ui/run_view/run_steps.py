@@ -10,7 +10,14 @@ from holdfast.checkpoint.journal import Entry
 from holdfast.checkpoint.record import RunRecord
 from holdfast.core.run.state import StepTimes
 from holdfast.runtime.reading.formatting import cut_text, format_value
-from holdfast.runtime.reading.transcript import CallRecord, CallState, Transcript, TranscriptItem, get_loop_name
+from holdfast.runtime.reading.transcript import (
+    CallRecord,
+    CallState,
+    Transcript,
+    TranscriptItem,
+    get_loop_name,
+    read_traces,
+)
 from holdfast.web.ui.content import list_images
 
 #: Longer content is cut; the rest is loaded when the reader asks for it.
@@ -53,6 +60,8 @@ class CallView(msgspec.Struct, kw_only=True):
     is_resolution: bool = False
     #: In the process that finished the step; `None` if it is not known.
     took: timedelta | None = None
+    #: The traceback of its error, if it is known and the reader is an operator.
+    trace: str = ""
 
     @property
     def anchor(self) -> str:
@@ -147,6 +156,7 @@ def build_steps(
     finished_steps: int,
     fold: int = FOLD_LENGTH,
     with_images: bool = True,
+    with_traces: bool = False,
 ) -> Steps:
     """Build the steps of consecutive entries. If they do not begin with the journal, the first step is left out.
 
@@ -155,6 +165,7 @@ def build_steps(
         finished_steps: of the whole run, for the number of the step in progress.
         fold: longer texts are cut to this length.
         with_images: count the pictures, for a page that can load them.
+        with_traces: add the tracebacks of failed calls. For operators: they name files and lines of code.
     """
     transcript = Transcript(get_loop_name(record))
     items = transcript.read(entries)
@@ -169,8 +180,12 @@ def build_steps(
     builder = _Builder(base, record.created_at, finished_steps, Numbering(fold), images)
     for item in items:
         builder.add(item)
+    finished = builder.finish()
+    traces = read_traces(entries) if with_traces else {}
+    for view in (view for step in finished for view in step.calls if traces):
+        view.trace = traces.get(view.call.call_id, "") if view.state in ("error", "failed") else ""
     return Steps(
-        steps=builder.finish(),
+        steps=finished,
         transcript=transcript,
         outcome=builder.outcome,
         last_step_seq=builder.last_step_seq,

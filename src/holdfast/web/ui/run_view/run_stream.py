@@ -121,7 +121,7 @@ class RunUpdates(LiveUpdates):
         self._site, self._request, self._after = site, request, after
         self._principal = get_principal(request)
         self._key: tuple[Any, ...] | None = None
-        self._view = read_view(request)
+        self._view, self._with_traces = read_view(request), "control" in self._principal.scopes
         self._steps: list[StepView] = []
         #: As it was read last.
         self._record: RunRecord | None = None
@@ -134,7 +134,8 @@ class RunUpdates(LiveUpdates):
         """Return the whole part that changes."""
         self._related = await read_related(self._site.store, record, self._principal)
         self._untaken = await find_untaken(self._site, self._principal, [summarize_run(record)], utc_now())
-        return self._render_window(await read_window(self._site.store, record), replace_all=True)
+        window = await read_window(self._site.store, record, with_traces=self._with_traces)
+        return self._render_window(window, replace_all=True)
 
     async def render(self, changes: RunChanges) -> str:
         """Return what has changed, as parts with their targets."""
@@ -151,8 +152,9 @@ class RunUpdates(LiveUpdates):
     async def _read_window(self) -> TranscriptWindow:
         """Read what follows the last finished step. Of a workflow the window: its calls end in any order."""
         if self._record is not None and get_loop_name(self._record) == WORKFLOW_LOOP_NAME:
-            return await read_window(self._site.store, self._record)
-        return await read_tail(self._site.store, self._request.path_params["run_id"], self._last_step_seq)
+            return await read_window(self._site.store, self._record, with_traces=self._with_traces)
+        run_id = self._request.path_params["run_id"]
+        return await read_tail(self._site.store, run_id, self._last_step_seq, with_traces=self._with_traces)
 
     def _render_window(self, window: TranscriptWindow, *, replace_all: bool = False, draft: str = "") -> str:
         record, steps = window.record, window.steps

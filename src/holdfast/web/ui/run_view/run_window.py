@@ -59,9 +59,18 @@ class Hit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read_window(
-    store: RunStore, record: RunRecord, *, before: int | None = None, step: int | None = None
+    store: RunStore,
+    record: RunRecord,
+    *,
+    before: int | None = None,
+    step: int | None = None,
+    with_traces: bool = False,
 ) -> TranscriptWindow:
-    """Read the last window, the one that ends before an entry, or the one around a step."""
+    """Read the last window, the one that ends before an entry, or the one around a step.
+
+    Args:
+        with_traces: for operators, the tracebacks of failed calls.
+    """
     if step is not None:
         entries = (await store.load(record.run_id)).entries
         position = await asyncio.to_thread(_find_step, entries, step)
@@ -74,7 +83,7 @@ async def read_window(
     entries = [entry for entry in stored.entries if before is None or entry.seq < end]
     is_end = len(entries) == len(stored.entries)
     finished = decode(stored.record.progress, Progress).steps
-    steps = build_steps(entries, stored.record, is_end=is_end, finished_steps=finished)
+    steps = build_steps(entries, stored.record, is_end=is_end, finished_steps=finished, with_traces=with_traces)
     has_earlier = bool(entries) and entries[0].kind is not EntryKind.BEGIN and bool(steps.steps)
     return TranscriptWindow(
         record=stored.record,
@@ -95,11 +104,11 @@ async def read_outcome(store: RunStore, window: TranscriptWindow) -> Content | N
     return build_steps(stored.entries, record, is_end=True, finished_steps=0).outcome
 
 
-async def read_tail(store: RunStore, run_id: str, last_step_seq: int) -> TranscriptWindow:
+async def read_tail(store: RunStore, run_id: str, last_step_seq: int, *, with_traces: bool = False) -> TranscriptWindow:
     """Read the record, and what follows the finished step whose last entry has this number."""
     stored = await store.load(run_id, after=max(-1, last_step_seq - 1))
     finished = decode(stored.record.progress, Progress).steps
-    steps = build_steps(stored.entries, stored.record, is_end=True, finished_steps=finished)
+    steps = build_steps(stored.entries, stored.record, is_end=True, finished_steps=finished, with_traces=with_traces)
     answered = frozenset(mail.topic for mail in stored.mail)
     return TranscriptWindow(record=stored.record, steps=steps, earlier=last_step_seq, answered=answered)
 
