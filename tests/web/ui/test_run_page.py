@@ -26,7 +26,7 @@ def test_the_transcript_is_a_chat_with_folded_calls(page: Page, finished: str) -
     step = page.locator("#step-1")
     expect(step).to_contain_text("Read both pages.")
     expect(step).to_contain_text("First the page.")
-    expect(step).to_contain_text("1,000 tokens · $0.0100")
+    expect(step).to_contain_text("900 in, 100 out · $0.0100")
     call = step.locator("details.call")
     expect(call.get_by_role("heading", name="Arguments")).to_be_hidden()
     call.locator("> summary").click()

@@ -6,7 +6,7 @@ from holdfast.checkpoint.progress import AttemptRecord
 from holdfast.core.run.state import CallTime, StepTimes
 from holdfast.core.run.status import AttemptEnd
 from holdfast.web.ui.run_view.run_steps import StepView
-from holdfast.web.ui.run_view.run_timeline import build_timeline
+from holdfast.web.ui.run_view.run_timeline import TimelineView, build_timeline
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -48,10 +48,41 @@ def test_to_scale_nothing_is_folded() -> None:
     first = StepView(number=1, first_seq=1, finished=True, at=NOW, took=SECOND, times=StepTimes(1000, 1000))
     later = NOW + 99 * SECOND
     second = StepView(number=2, first_seq=3, finished=True, at=later, took=99 * SECOND, times=StepTimes(1000, 1000))
-    timeline = build_timeline([first, second], now=later, to_scale=True)
+    timeline = build_timeline([first, second], now=later, view=TimelineView(to_scale=True))
     assert timeline is not None
     assert list(timeline.folds) == []
     assert [timeline.measure(bar) for row in timeline.rows for bar in row.bars] == [1, 98, 1]
+
+
+def test_a_parked_stretch_is_not_a_wait_and_a_zoom_shows_a_part() -> None:
+    first = StepView(number=1, first_seq=1, finished=True, at=NOW, took=SECOND, times=StepTimes(1000, 1000))
+    later = NOW + 99 * SECOND
+    second = StepView(number=2, first_seq=3, finished=True, at=later, took=99 * SECOND, times=StepTimes(1000, 1000))
+    attempts = [
+        make_attempt(1, NOW + 10 * SECOND, AttemptEnd.PARKED),
+        make_attempt(2, NOW + 60 * SECOND, AttemptEnd.DONE),
+    ]
+    steps, view = [first, second], TimelineView(to_scale=True)
+    timeline = build_timeline(steps, attempts=attempts, now=later, view=view)
+    assert timeline is not None
+    assert [(bar.kind, timeline.measure(bar)) for bar in timeline.rows[-1].bars] == [
+        ("wait", 10),
+        ("parked", 50),
+        ("wait", 38),
+        ("model", 1),
+    ]
+    view = TimelineView(to_scale=True, zoom=4)
+    assert (view.left, view.move(-1), view.move(1), view.rescale(2), view.rescale(8)) == (75, 50, 75, 50, 81.25)
+    tail = build_timeline(steps, attempts=attempts, now=later, view=view)
+    assert tail is not None
+    [shown] = tail.shown_rows
+    assert (shown.label, shown.took) == ("2 · begins", "2 min")
+    assert [(bar.kind, tail.place(bar.start), tail.measure(bar)) for bar in shown.bars] == [
+        ("wait", 0, 96),
+        ("model", 96, 4),
+    ]
+    assert all(0 <= tick.x <= 100 for tick in tail.ticks)
+    assert len(tail.ticks) > 2
 
 
 def test_calls_have_rows_below_their_step_and_an_attempt_before_the_window_has_none() -> None:

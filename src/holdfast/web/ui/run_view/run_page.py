@@ -1,9 +1,12 @@
 """The page of one run: head, steps, side column, calls in doubt, related runs."""
 
 import asyncio
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Any
+from urllib.parse import urlencode
 
 import msgspec
 from starlette.requests import Request
@@ -26,7 +29,15 @@ from holdfast.web.ui.run_view.actions import redirect
 from holdfast.web.ui.run_view.call_tree import MAX_SHOWN, build_tree
 from holdfast.web.ui.run_view.run_outline import build_outline
 from holdfast.web.ui.run_view.run_steps import Content, StepView
-from holdfast.web.ui.run_view.run_timeline import build_call_timeline, build_timeline
+from holdfast.web.ui.run_view.run_timeline import (
+    ALL,
+    ZOOMS,
+    Bar,
+    BarKind,
+    TimelineView,
+    build_call_timeline,
+    build_timeline,
+)
 from holdfast.web.ui.run_view.run_window import (
     read_content,
     read_image,
@@ -116,17 +127,36 @@ async def show_run(site: Site, request: Request) -> Response:
 
 
 class BodyView(msgspec.Struct, frozen=True):
-    """What the reader has chosen: a timeline to scale, and the calls of a workflow as a list."""
+    """What the reader has chosen: a part of the timeline, and the calls of a workflow as a list."""
 
-    to_scale: bool = False
+    timeline: TimelineView = ALL
     #: `list`, `failed`; empty: the tree.
     show: str = ""
+    #: The window of the transcript: `step` or `before`, as the URL has it.
+    window: Mapping[str, str] = {}
+
+    def to_url(self, **changes: Any) -> str:
+        """Return the query string of the page with some parts changed; `window=None`: at its end."""
+        chosen = self.timeline
+        zoom = {} if chosen.zoom == 1 else {"zoom": chosen.zoom, "at": chosen.at}
+        parts = {**self.window, "show": self.show, "scale": "true" if chosen.to_scale else "", **zoom, **changes}
+        dropped = {"zoom", "at"} if parts.get("zoom") in (None, 1) else set()
+        return "?" + urlencode(
+            {name: value for name, value in parts.items() if value not in (None, "") and name not in dropped}
+        )
 
 
 def read_view(request: Request) -> BodyView:
-    """Return what the URL says."""
-    show = request.query_params.get("show", "")
-    return BodyView("scale" in request.query_params, show if show in ("list", "failed") else "")
+    """Return what the URL says. What it cannot say is ignored."""
+    params = request.query_params
+    zoom, at, show = params.get("zoom", ""), params.get("at", ""), params.get("show", "")
+    timeline = TimelineView(
+        to_scale="scale" in params,
+        zoom=int(zoom) if zoom in map(str, ZOOMS) else 1,
+        at=float(at) if re.fullmatch(r"\d{1,3}(\.\d{1,2})?", at) else None,
+    )
+    window = {name: params[name] for name in ("step", "before") if name in params}
+    return BodyView(timeline, show if show in ("list", "failed") else "", window)
 
 
 def make_body(
@@ -148,19 +178,38 @@ def make_body(
         "outline": None,
         "input": "",
         "max_shown": MAX_SHOWN,
+        "zooms": ZOOMS,
     }
     if get_loop_name(record) == WORKFLOW_LOOP_NAME:
         tree = build_tree(steps, children)
-        timeline = build_call_timeline(tree.groups, attempts=attempts, now=now, to_scale=view.to_scale)
+        timeline = build_call_timeline(tree.groups, attempts=attempts, now=now, view=view.timeline)
         started = steps[0].parts if steps and steps[0].first_seq == 0 else []
         body["input"] = next((part.content.text for part in started if part.kind == "user" and part.content), "")
         return body | {"tree": tree.select(view.show), "all_calls": tree, "timeline": timeline}
-    waits = read_record_waits(record) if record.status is RunStatus.WAITING and is_end else ()
-    waits_since = min((call.asked_at for call in waits), default=None)
+    open_bar = _make_open_bar(record, steps, attempts, now) if is_end else None
     timeline = build_timeline(
-        steps, attempts=attempts, children=children, waits_since=waits_since, now=now, to_scale=view.to_scale
+        steps, attempts=attempts, children=children, open_bar=open_bar, now=now, view=view.timeline
     )
     return body | {"outline": build_outline(run, steps) if steps else None, "timeline": timeline}
+
+
+def _make_open_bar(
+    record: RunRecord, steps: Sequence[StepView], attempts: Sequence[AttemptRecord], now: datetime
+) -> Bar | None:
+    """Return what the run does now: it works on a step, waits, or is parked."""
+    kind: BarKind
+    since: datetime | None
+    attempt = attempts[-1] if attempts else None
+    if record.status is RunStatus.WAITING:
+        kind, since = "wait", min((call.asked_at for call in read_record_waits(record)), default=None)
+    elif record.status is RunStatus.PARKED:
+        kind, since = "parked", None if attempt is None else attempt.saved_at
+    elif record.status is RunStatus.RUNNING and record.owner_alive and attempt is not None and attempt.end is None:
+        ended = [step.at for step in steps if step.at is not None]
+        kind, since = "now", max([*ended[-1:], *([attempt.began_at] if attempt.began_at else [])], default=None)
+    else:
+        return None
+    return None if since is None else Bar(kind=kind, start=since, end=max(now, since))
 
 
 def _is_later(attempt: AttemptRecord, steps: Sequence[StepView]) -> bool:

@@ -113,7 +113,8 @@ class StepView(msgspec.Struct, kw_only=True):
     finished: bool = False
     at: datetime | None = None
     took: timedelta | None = None
-    tokens: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
     cost_usd: float = 0.0
     retries: int = 0
     times: StepTimes | None = None
@@ -121,6 +122,10 @@ class StepView(msgspec.Struct, kw_only=True):
     @property
     def anchor(self) -> str:
         return f"step-{self.number}"
+
+    @property
+    def tokens(self) -> int:
+        return self.input_tokens + self.output_tokens
 
     @property
     def calls(self) -> list[CallView]:
@@ -261,7 +266,8 @@ class _Builder:
                 finished=True,
                 at=item.at,
                 took=item.at - self._last_at if item.at and self._last_at else None,
-                tokens=item.usage.total_tokens - (last.usage.total_tokens if last else 0),
+                input_tokens=item.usage.input_tokens - (last.usage.input_tokens if last else 0),
+                output_tokens=item.usage.output_tokens - (last.usage.output_tokens if last else 0),
                 cost_usd=max(0.0, item.usage.cost_usd - (last.usage.cost_usd if last else 0.0)),
                 retries=item.retries - (last.retries if last else 0),
                 times=item.times,

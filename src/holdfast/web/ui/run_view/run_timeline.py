@@ -21,7 +21,11 @@ _MIN_PAUSE = timedelta(milliseconds=100)
 #: The narrowest bar, in per cent.
 _MIN_WIDTH = 0.4
 
-BarKind = Literal["model", "tool", "bad", "wait", "child", "worker", "undo"]
+BarKind = Literal["model", "tool", "bad", "wait", "parked", "now", "child", "worker", "undo"]
+#: In these stretches no process works.
+_IDLE = ("wait", "parked")
+#: How far a timeline can be zoomed in.
+ZOOMS = (1, 2, 4, 8, 16, 32)
 
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,9 +59,37 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         """What the bars say, in words."""
         if not self.bars:
             return ""
-        kinds = {"bad": "failed", "wait": "waits", "child": "child run", "worker": "attempt"}
+        kinds = {"bad": "failed", "wait": "waits", "child": "child run", "worker": "attempt", "now": "in progress"}
         names = dict.fromkeys(kinds.get(bar.kind, bar.kind) for bar in self.bars)
         return f"{', '.join(names)}, from {self.bars[0].start.astimezone(UTC):%H:%M:%S}"
+
+
+class TimelineView(msgspec.Struct, frozen=True, kw_only=True):
+    """Which part of a timeline the reader has chosen, and whether waits are folded."""
+
+    to_scale: bool = False
+    #: One of `ZOOMS`.
+    zoom: int = 1
+    #: Where the part begins, in per cent; `None`: the last part, which follows a run that goes on.
+    at: float | None = None
+
+    @property
+    def left(self) -> float:
+        last = 100 - 100 / self.zoom
+        return last if self.at is None else min(last, max(0.0, self.at))
+
+    def move(self, parts: float) -> float:
+        """Return the `at` of the part this many parts further on."""
+        return round(min(100 - 100 / self.zoom, max(0.0, self.left + parts * 100 / self.zoom)), 2)
+
+    def rescale(self, zoom: int) -> float:
+        """Return the `at` of the part with the same middle."""
+        middle = self.left + 50 / self.zoom
+        return round(min(100 - 100 / zoom, max(0.0, middle - 50 / zoom)), 2)
+
+
+#: All of it, with folded waits.
+ALL = TimelineView()
 
 
 class Death(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,23 +112,52 @@ class RunTimeline(msgspec.Struct, frozen=True, kw_only=True):
     rows: Sequence[Row]
     axis: Axis
     deaths: Sequence[Death]
+    #: What is shown: one of `zoom` equal parts, from `left` per cent of the axis.
+    zoom: int = 1
+    left: float = 0.0
 
     def place(self, at: datetime) -> float:
-        """Return the place of a moment, in per cent."""
-        return round(self.axis.place(at), 2)
+        """Return the place of a moment, in per cent of what is shown."""
+        return round(self._clip(self.axis.place(at)), 2)
 
     def measure(self, bar: Bar) -> float:
-        """Return the width of a bar, in per cent."""
-        start = min(self.axis.place(bar.start), 100 - _MIN_WIDTH)
-        return round(max(_MIN_WIDTH, min(100.0, self.axis.place(bar.end)) - start), 2)
+        """Return the width of a bar, in per cent of what is shown."""
+        start = min(self._clip(self.axis.place(bar.start)), 100 - _MIN_WIDTH)
+        return round(max(_MIN_WIDTH, self._clip(self.axis.place(bar.end)) - start), 2)
+
+    def shows(self, start: datetime, end: datetime) -> bool:
+        """Whether a part of this stretch is shown."""
+        return self.zoom == 1 or (
+            self.axis.place(end) >= self.left and self.axis.place(start) <= self.left + 100 / self.zoom
+        )
 
     @property
-    def folds(self) -> Sequence[Fold]:
-        return self.axis.folds
+    def shown_rows(self) -> list[Row]:
+        """The rows, without those that have nothing in the part that is shown."""
+        found: list[Row] = []
+        for row in self.rows:
+            bars = [bar for bar in row.bars if self.shows(bar.start, bar.end)]
+            if bars:
+                found.append(msgspec.structs.replace(row, bars=bars, text=row.took))
+        return found
 
     @property
-    def ticks(self) -> Sequence[Tick]:
-        return self.axis.ticks
+    def folds(self) -> list[Fold]:
+        shown = [fold for fold in self.axis.folds if self.shows(fold.start, fold.end)]
+        ends = [(self._clip(fold.x), self._clip(fold.x + fold.width)) for fold in shown]
+        return [
+            msgspec.structs.replace(fold, x=round(x, 2), width=round(end - x, 2))
+            for fold, (x, end) in zip(shown, ends, strict=True)
+        ]
+
+    @property
+    def ticks(self) -> list[Tick]:
+        right = self.left + 100 / self.zoom
+        shown = [tick for tick in self.axis.ticks if self.left <= tick.x <= right]
+        return [Tick(x=round(self._clip(tick.x), 2), label=tick.label) for tick in shown]
+
+    def _clip(self, x: float) -> float:
+        return min(100.0, max(0.0, (x - self.left) * self.zoom))
 
 
 def build_timeline(
@@ -104,27 +165,28 @@ def build_timeline(
     *,
     attempts: Sequence[AttemptRecord] = (),
     children: Sequence[RunSummary] = (),
-    waits_since: datetime | None = None,
+    open_bar: Bar | None = None,
     now: datetime,
-    to_scale: bool = False,
+    view: TimelineView = ALL,
 ) -> RunTimeline | None:
-    """Build the timeline of the last steps of a window; `None` if no step is finished.
+    """Build the timeline of the last steps of a window; `None` if there is nothing to show.
 
     A wait may be a thousand times longer than the work, so a stretch in which no process works is folded.
 
     Args:
         attempts: of the run, until the end of the window.
         children: of the run. Each is shown below the call that began it.
-        waits_since: when the step in progress began to wait, if it does.
-        to_scale: fold nothing.
+        open_bar: what the run does now.
     """
+    parked = _list_parked(attempts, now)
     finished = [step for step in steps if step.finished and step.at is not None][-_MAX_STEPS:]
-    rows = [row for step in finished for row in _list_rows(step, children)]
-    if waits_since is not None:
-        number = steps[-1].number if steps else 1
-        bar = Bar(kind="wait", start=waits_since, end=max(now, waits_since))
-        rows.append(Row(label="waits", target=f"#step-{number}", bars=[bar]))
-    return _place(rows, attempts, now, to_scale=to_scale)
+    rows = [row for step in finished for row in _list_rows(step, children, parked)]
+    if open_bar is not None:
+        number = steps[-1].number + steps[-1].finished if steps else 1
+        label = {"wait": "waits", "parked": "parked"}.get(open_bar.kind, f"{number} · in progress")
+        target = f"#{steps[-1].anchor}" if steps else "#main"
+        rows.append(Row(label=label, target=target, bars=[open_bar]))
+    return _place(rows, attempts, now, view)
 
 
 def build_call_timeline(
@@ -132,7 +194,7 @@ def build_call_timeline(
     *,
     attempts: Sequence[AttemptRecord] = (),
     now: datetime,
-    to_scale: bool = False,
+    view: TimelineView = ALL,
 ) -> RunTimeline | None:
     """Build the timeline of a workflow: a row for each node of its tree, and rows for what ran at once."""
     rows: list[Row] = []
@@ -144,7 +206,7 @@ def build_call_timeline(
             for part in group.parts
             if group.kind == "parallel"
         ]
-    return _place([row for row in rows if row.bars], attempts, now, to_scale=to_scale)
+    return _place([row for row in rows if row.bars], attempts, now, view)
 
 
 def _list_group_bars(group: CallGroup, now: datetime) -> list[Bar]:
@@ -165,7 +227,7 @@ def _list_group_bars(group: CallGroup, now: datetime) -> list[Bar]:
 
 
 def _place(
-    rows: Sequence[Row], attempts: Sequence[AttemptRecord], now: datetime, *, to_scale: bool
+    rows: Sequence[Row], attempts: Sequence[AttemptRecord], now: datetime, view: TimelineView
 ) -> RunTimeline | None:
     """Put the rows on an axis, below one for the workers; `None` if there are none."""
     if not rows:
@@ -174,22 +236,50 @@ def _place(
     end = max(bar.end for row in rows for bar in row.bars)
     shown = [_clip(each, start, end, now) for each in attempts]
     workers = [bar for bar in shown if bar is not None]
-    worked = [bar for row in rows for bar in row.bars if bar.kind != "wait"]
-    axis = make_axis(start, end, [] if to_scale else [(bar.start, bar.end) for bar in worked], folds=not to_scale)
+    worked = [bar for row in rows for bar in row.bars if bar.kind not in _IDLE]
+    work = [(bar.start, bar.end) for bar in worked]
+    axis = make_axis(start, end, work, folds=not view.to_scale, zoom=view.zoom)
     text = "" if not attempts else f"attempt {attempts[-1].number}"
     head = [Row(label="workers", target="#run-side", bars=workers, text=text)] if workers else []
-    return RunTimeline(rows=[*head, *rows], axis=axis, deaths=[*_list_deaths(attempts, start, end)])
+    deaths = [*_list_deaths(attempts, start, end)]
+    return RunTimeline(rows=[*head, *rows], axis=axis, deaths=deaths, zoom=view.zoom, left=view.left)
 
 
-def _list_rows(step: StepView, children: Sequence[RunSummary]) -> Iterator[Row]:
+def _list_parked(attempts: Sequence[AttemptRecord], now: datetime) -> list[tuple[datetime, datetime]]:
+    """Return the stretches in which the run was parked."""
+    ends = [*(attempt.began_at for attempt in attempts[1:]), now]
+    return [
+        (attempt.saved_at, max(attempt.saved_at, end))
+        for attempt, end in zip(attempts, ends, strict=False)
+        if attempt.end is AttemptEnd.PARKED and attempt.saved_at is not None and end is not None
+    ]
+
+
+def _split_pause(start: datetime, end: datetime, parked: Sequence[tuple[datetime, datetime]]) -> Iterator[Bar]:
+    """Yield the parts of a pause: those in which the run was parked, and the others."""
+    for first, last in parked:
+        first, last = max(first, start), min(last, end)
+        if last <= first:
+            continue
+        if first - start > _MIN_PAUSE:
+            yield Bar(kind="wait", start=start, end=first)
+        yield Bar(kind="parked", start=first, end=last)
+        start = last
+    if end - start > _MIN_PAUSE:
+        yield Bar(kind="wait", start=start, end=end)
+
+
+def _list_rows(
+    step: StepView, children: Sequence[RunSummary], parked: Sequence[tuple[datetime, datetime]]
+) -> Iterator[Row]:
     """Yield the row of a finished step, those of its calls, and those of their child runs."""
     assert step.at is not None
     times = step.times
     took = timedelta(milliseconds=times.took) if times is not None else step.took or timedelta(0)
     began = step.at - took
     bars: list[Bar] = []
-    if step.took is not None and step.took - took > _MIN_PAUSE:
-        bars.append(Bar(kind="wait", start=step.at - step.took, end=began))
+    if step.took is not None:
+        bars += _split_pause(step.at - step.took, began, parked)
     if times is None or times.model:
         end = step.at if times is None else began + timedelta(milliseconds=times.model)
         bars.append(Bar(kind="model", start=began, end=end))

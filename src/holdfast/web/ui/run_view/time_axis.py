@@ -59,8 +59,10 @@ class Axis(msgspec.Struct, frozen=True, kw_only=True):
         return min(100.0, max(0.0, x))
 
 
-def make_axis(start: datetime, end: datetime, work: Sequence[tuple[datetime, datetime]], *, folds: bool = True) -> Axis:
-    """Make the axis. Long stretches outside of all `work` are folded."""
+def make_axis(
+    start: datetime, end: datetime, work: Sequence[tuple[datetime, datetime]], *, folds: bool = True, zoom: int = 1
+) -> Axis:
+    """Make the axis. Long stretches outside of all `work` are folded. With `zoom` it has that many times the ticks."""
     end = max(end, start + timedelta(milliseconds=1))
     idle = _list_idle(start, end, work) if folds else []
     active = (end - start) - sum((last - first for first, last in idle), timedelta(0))
@@ -75,7 +77,7 @@ def make_axis(start: datetime, end: datetime, work: Sequence[tuple[datetime, dat
         x = Axis(start=start, end=end, folds=placed, scale=scale).place(first)
         placed.append(Fold(start=first, end=last, x=round(x, 2), width=width))
     axis = Axis(start=start, end=end, folds=placed, scale=scale)
-    return msgspec.structs.replace(axis, ticks=_list_ticks(axis, active))
+    return msgspec.structs.replace(axis, ticks=_list_ticks(axis, active, zoom))
 
 
 def _list_idle(
@@ -90,20 +92,20 @@ def _list_idle(
     return [*gaps, (reached, end)] if end > reached else gaps
 
 
-def _list_ticks(axis: Axis, active: timedelta) -> list[Tick]:
+def _list_ticks(axis: Axis, active: timedelta, zoom: int) -> list[Tick]:
     """Return a tick at the start, after each fold, and at equal distances between."""
-    step = next((each for each in _STEPS if active.total_seconds() / each <= _MAX_TICKS), _STEPS[-1])
+    step = next((each for each in _STEPS if active.total_seconds() / each <= _MAX_TICKS * zoom), _STEPS[-1])
     ticks = [Tick(x=0.0, label=f"{axis.start.astimezone(UTC):%H:%M:%S}")]
     ticks += [Tick(x=fold.x + fold.width, label="") for fold in axis.folds]
     length = (axis.end - axis.start).total_seconds()
     at = step
-    while at < length and len(ticks) < 3 * _MAX_TICKS:
+    while at < length and len(ticks) < 3 * _MAX_TICKS * zoom:
         moment = axis.start + timedelta(seconds=at)
         fold = next((each for each in axis.folds if each.start <= moment < each.end), None)
         if fold is None:
             x = axis.place(moment)
             room = min((each.x for each in axis.folds if each.x > x), default=100.0) - x
-            label = f"+{format_duration(timedelta(seconds=at))}" if room > _LABEL_WIDTH else ""
+            label = f"+{format_duration(timedelta(seconds=at))}" if room * zoom > _LABEL_WIDTH else ""
             ticks.append(Tick(x=round(x, 2), label=label))
             at += step
         else:  # the first after the fold
