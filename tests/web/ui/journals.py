@@ -224,8 +224,9 @@ async def store_hostile_run(store: RunStore | None, run_id: str) -> list[str]:
         progress=encode(progress),
         entries=entries,
     )
-    await store.register_worker(WorkerIdentity(worker_id=f"w-{run_id}", process=this_process()))
-    claim = await store.create(new, worker_id=f"w-{run_id}")
+    worker_id = f"{HOSTILE[0]} {run_id}"
+    await store.register_worker(WorkerIdentity(worker_id=worker_id, process=this_process()))
+    claim = await store.create(new, worker_id=worker_id)
     assert claim is not None
     await store.release(claim, Release(status=RunStatus.WAITING, reason=text, wake_on=["answer:2:x"]))
     return [line for line in HOSTILE if "```" not in line and "\r" not in line]

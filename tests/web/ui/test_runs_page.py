@@ -1,14 +1,18 @@
 """The runs list: what it says, its filters, its pages and its live updates."""
 
 import asyncio
+import base64
 import re
 from datetime import UTC, datetime
 from functools import partial
+from urllib.parse import urlencode
 
 import httpx
 from playwright.sync_api import Page, expect
 from tests.web.ui.journals import store_long_run
 from tests.web.ui.server import UIServer
+
+from holdfast.web.ui.pages.saved_filters import COOKIE
 
 _FAR = datetime(2100, 1, 1, tzinfo=UTC)
 
@@ -196,6 +200,57 @@ def test_child_runs_are_folded_until_a_link_opens_them(server: UIServer, plain_p
     expect(plain_page.locator("[id='row-family:c1']")).to_have_count(0)
     plain_page.goto(f"{server.url}/?q=parent:family")
     expect(plain_page.locator("tbody tr")).to_have_count(2)
+
+
+HOSTILE_NAME = "<b onclick=alert(1)>mine</b>"
+
+
+def test_a_filter_is_saved_in_the_browser_and_forgotten(any_server: UIServer, plain_page: Page) -> None:
+    page = plain_page
+    page.goto(f"{any_server.url}/?q=agent:greeter&status=done&sort=cost")
+    page.locator("summary", has_text="Save this filter…").click()
+    page.get_by_label("Name of the filter").fill(HOSTILE_NAME)
+    page.get_by_role("button", name="Save", exact=True).click()
+    expect(page).to_have_url(f"{any_server.url}/?q=agent%3Agreeter&status=done&sort=cost")
+    [cookie] = page.context.cookies()
+    assert (cookie.get("httpOnly"), cookie.get("sameSite")) == (True, "Strict")
+    page.goto(any_server.url)
+    page.get_by_role("link", name=HOSTILE_NAME, exact=True).click()
+    expect(page).to_have_url(f"{any_server.url}/?q=agent%3Agreeter&status=done&sort=cost")
+    page.get_by_role("button", name=f"Forget the filter {HOSTILE_NAME}").click()
+    expect(page.locator(".saved")).to_have_count(0)
+
+
+def test_a_cookie_that_the_page_has_not_written_is_no_filter(server: UIServer) -> None:
+    nested = base64.urlsafe_b64encode(b"[" * 3000).decode()
+    foreign = base64.urlsafe_b64encode(b'[["x", 5], {"name": 1}]').decode()
+    for value in ("x", "a" * 3000, nested, foreign):
+        shown = httpx.get(server.url, headers={"cookie": f"{COOKIE}={value}"})
+        assert (shown.status_code, 'class="saved"' in shown.text) == (200, False)
+    form = {"name": "x", "q": "since:never"}
+    assert httpx.post(f"{server.url}/filters", data=form).status_code == 422
+    assert httpx.post(f"{server.url}/filters", data={"name": "x" * 41}).status_code == 422
+    large = httpx.post(f"{server.url}/filters", data={"name": "x", "q": "é" * 1999})
+    assert (large.status_code, "no room" in large.text) == (422, True)
+    forged = httpx.post(f"{server.url}/filters", data={"name": "x"}, headers={"sec-fetch-site": "cross-site"})
+    assert forged.status_code == 403
+
+
+def test_the_words_of_a_filter_are_completed(server: UIServer, page: Page) -> None:
+    server.submit("greeter", "Hello?", "words-1", caller_id="ann o'hara", labels={"tenant": '"><script>x</script>'})
+    server.wait_for("words-1", "done")
+    page.goto(server.url)
+    field = page.get_by_label("Filter runs")
+    field.fill("lamp agent:gr")
+    words = page.locator("#filter-words option").evaluate_all("options => options.map(option => option.value)")
+    assert "lamp agent:greeter" in words
+    assert "lamp since:24h" in words
+    found = next(word for word in words if "caller:ann" in word)
+    page.goto(f"{server.url}/?{urlencode({'q': found.removeprefix('lamp ')})}")
+    expect(page.locator("#row-words-1")).to_be_visible()
+    labels = page.locator("#filter-words option").evaluate_all("options => options.map(option => option.value)")
+    page.goto(f"{server.url}/?{urlencode({'q': next(word for word in labels if 'label.tenant' in word)})}")
+    expect(page.locator("#row-words-1")).to_be_visible()
 
 
 def test_a_misspelt_condition_is_named_with_the_nearest(server: UIServer, plain_page: Page) -> None:

@@ -6,30 +6,27 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import httpx
 import pytest
 from playwright.sync_api import Page, expect
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.routing import Mount
+from starlette.routing import Mount, Route
 from tests.web.ui.journals import store_hostile_run
 from tests.web.ui.server import UIServer
 
 from holdfast.app import App
-from holdfast.web.auth import Principal
+from holdfast.web.auth import ALL_SCOPES, Principal, Scope
 from holdfast.web.ui import make_ui
 
 
 def authorize(request: Request) -> Principal | None:
     """Trust a header, as behind a proxy that sets it."""
     user = request.headers.get("x-user")
-    return (
-        None
-        if user is None
-        else Principal(caller_id=user, scopes={"read"} if user == "reader" else {"read", "control"})
-    )
+    scopes: dict[str | None, set[Scope]] = {"reader": {"read"}, "mallory": set(ALL_SCOPES)}
+    return None if user is None else Principal(caller_id=user, scopes=scopes.get(user, {"read", "control"}))
 
 
 def mount_under_prefix(app: App) -> Starlette:
@@ -78,6 +75,45 @@ def test_a_user_sees_only_the_own_runs(mounted: UIServer, page: Page) -> None:
     refused = httpx.post(f"{mounted.url}/ops/runs/runs/of-bob/cancel", headers={"x-user": "alice"})
     assert refused.status_code == 404
     assert mounted.call(mounted.app.get("of-bob")).status == "waiting"
+
+
+def list_routes(app: App) -> list[tuple[str, str]]:
+    """Return the method and the path of every route of the page, with a run of bob in it."""
+    values = {"run_id": "of-bob", "seq": "1", "number": "0", "step": "1"}
+    return [
+        (method, route.path.format(**values))
+        for route in make_ui(app, authorize=authorize).routes
+        if isinstance(route, Route) and "path:path" not in route.path
+        for method in sorted((route.methods or set()) - {"HEAD"})
+    ]
+
+
+def test_the_run_of_another_caller_exists_in_no_route(mounted: UIServer) -> None:
+    tried = [each for each in list_routes(mounted.app) if "of-bob" in each[1]]
+    assert len(tried) > 15
+    before = mounted.call(mounted.app.get("of-bob"))
+    for method, path in tried:
+        form = {"call_id": "p1", "decision": "approve", "text": "x", "at_step": "1", "step": "1", "result": "x"}
+        data = form if method == "POST" else None
+        address = f"{mounted.url}/ops/runs{path}"
+        refused = httpx.request(method, address, headers={"x-user": "mallory"}, data=data)
+        assert (refused.status_code, "Pay for bob" in refused.text) == (404, False), path
+    asked = "name=x&tick-1=" + quote('["of-bob", "p1", ""]')
+    for path, content in (("/bulk", "action=cancel&id=of-bob&tick-1=on&runs-1=of-bob"), ("/inbox/approve", asked)):
+        headers = {"x-user": "mallory", "content-type": "application/x-www-form-urlencoded"}
+        assert "of-bob" not in httpx.get(f"{mounted.url}/ops/runs{path}?action=cancel&id=of-bob", headers=headers).text
+        httpx.post(f"{mounted.url}/ops/runs{path}", content=content, headers=headers)
+    after = mounted.call(mounted.app.get("of-bob"))
+    assert (after.status, after.updated_at, after.steps) == ("waiting", before.updated_at, before.steps)
+
+
+def test_no_form_is_accepted_from_another_origin(mounted: UIServer) -> None:
+    forms = [path for method, path in list_routes(mounted.app) if method == "POST"]
+    assert {"/fleet/limits", "/fleet/budgets", "/filters", "/conversations"} <= set(forms)
+    for path in forms:
+        for headers in ({"sec-fetch-site": "cross-site"}, {"origin": "https://evil.example"}):
+            refused = httpx.post(f"{mounted.url}/ops/runs{path}", headers={"x-user": "bob", **headers})
+            assert refused.status_code == 403, path
 
 
 def test_the_traceback_of_a_failed_call_is_for_operators(mounted: UIServer, page: Page) -> None:
@@ -138,14 +174,17 @@ def test_hostile_text_stays_text(server: UIServer, page: Page) -> None:
         "/",
         "/?q=script",
         "/inbox",
+        "/?q=%3Cscript%3Ewindow.hacked%3D1%3C/script%3E",
+        "/conversations?q=%3Cscript%3E",
         agents,
         "/fleet",
         "/runs/hostile",
+        "/runs/hostile?scale=true&zoom=4&at=0",
         "/runs/hostile?q=script",
         "/runs/hostile/content/1/0",
     ):
         page.goto(server.url + path)
-        if path.startswith("/runs/hostile") and "q=" not in path and "content" not in path:
+        if path == "/runs/hostile":
             for call in page.locator("details").all():
                 call.evaluate("element => element.open = true")
             shown = page.locator("main").inner_text()

@@ -25,6 +25,7 @@ from holdfast.web.ui.pages import (
     limits_page,
     new_run_page,
     runs_page,
+    saved_filters,
 )
 from holdfast.web.ui.run_view import actions, fork_form, run_export, run_page, run_stream
 from holdfast.web.ui.site import Handler, Site, make_endpoint
@@ -78,6 +79,7 @@ def build_ui(
 _ROUTES: tuple[tuple[str, str, Handler, Scope], ...] = (
     ("GET", "/", runs_page.show_runs, "read"),
     ("GET", "/live/runs", runs_page.stream_runs, "read"),
+    ("POST", "/filters", saved_filters.save_filter, "read"),
     ("GET", "/new", new_run_page.show_form, "start"),
     ("POST", "/runs", new_run_page.start_run, "start"),
     ("GET", "/runs/{run_id}", run_page.show_run, "read"),

@@ -22,6 +22,8 @@ STATUS_CHOICES = (NEEDS_YOU, *(status.value for status in RunStatus if status is
 
 _TEXTS, _TIMES = ({field.name for field in QUERY_FIELDS if field.kind == kind} for kind in ("text", "time"))
 _NAMES = (*sorted(_TEXTS), *sorted(_TIMES), "cost", "label")
+#: The conditions, as a reader types them.
+FILTER_NAMES = tuple("label.NAME:" if name == "label" else f"{name}:" for name in _NAMES)
 #: Words that are at least this similar to a condition are taken for a misspelt one.
 _SIMILAR = 0.6
 #: The ways to sort the list, highest first.

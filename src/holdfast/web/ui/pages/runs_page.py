@@ -24,6 +24,7 @@ from holdfast.web.auth import Principal, list_visible, restrict
 from holdfast.web.ui.live import Fragment, stream_fragments
 from holdfast.web.ui.needs import count_needs
 from holdfast.web.ui.pages.run_filter import NEEDS_YOU, STATUS_CHOICES, RunsFilter, parse_filter
+from holdfast.web.ui.pages.saved_filters import list_words, read_saved
 from holdfast.web.ui.run_view.actions import BULK_ACTIONS, redirect
 from holdfast.web.ui.site import Site, can_start, get_principal
 from holdfast.web.ui.untaken import find_untaken
@@ -189,6 +190,8 @@ async def show_runs(site: Site, request: Request) -> Response:
     pending = await count_needs(site.store, get_principal(request))
     context["can_control"] = "control" in get_principal(request).scopes
     context["can_start"] = can_start(site, get_principal(request))
+    context["saved"] = read_saved(request)
+    context["words"] = list_words(site, get_principal(request), (row.run for row in context["page"].rows))
     status = 422 if context.get("error") else 200
     return site.render(request, "runs.html", status=status, **_COMMON, pending_count=pending, **context)
 

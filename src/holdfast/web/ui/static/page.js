@@ -74,7 +74,15 @@ async function onClick(event) {
   button.textContent = "Copied";
 }
 
+// Completion of the last word: the words of the list get those before it.
+function onInput({target}) {
+  if (!target.list) return;
+  const before = target.value.slice(0, target.value.lastIndexOf(" ") + 1);
+  for (const option of target.list.options) option.value = before + option.dataset.word;
+}
+
 document.addEventListener("keydown", onKey);
+document.addEventListener("input", onInput);
 document.addEventListener("click", onClick);
 document.addEventListener("htmx:after:swap", showTimes);
 showTimes();
