@@ -8,7 +8,9 @@ from holdfast.app import App
 from holdfast.core.agents.agent import Agent
 from holdfast.core.agents.tool import ToolSchema, tool
 from holdfast.core.agents.tool_context import emit_text
-from holdfast.core.run.messages import Message, Reply, ToolCall, ToolResult
+from holdfast.core.run.messages import Message, Reply, ToolCall, ToolResult, Usage
+
+_USAGE = Usage(input_tokens=1234, output_tokens=56, cost_usd=0.0123)
 
 
 @tool(effect="pure")
@@ -25,11 +27,11 @@ class Novelist:
 
     async def __call__(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
         if not any(isinstance(message, ToolResult) for message in messages):
-            return Reply(tool_calls=[ToolCall(id="c1", name="outline", arguments={"chapters": 12})])
+            return Reply(tool_calls=[ToolCall(id="c1", name="outline", arguments={"chapters": 12})], usage=_USAGE)
         await emit_text("It was a dark and stormy night")
         if not self._finishes:
             await asyncio.Event().wait()
-        return Reply(text="It was a dark and stormy night. The end.")
+        return Reply(text="It was a dark and stormy night. The end.", usage=_USAGE)
 
 
 async def main(store: str, *, finishes: bool) -> None:

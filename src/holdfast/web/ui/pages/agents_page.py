@@ -69,10 +69,14 @@ class AgentRow(msgspec.Struct, frozen=True, kw_only=True):
         """How many runs have each status."""
         return Counter(run.status.value for run in self.runs).most_common()
 
-    def get_worked(self, part: float) -> timedelta | None:
-        """Return the execution time that this part of the finished runs stays below; `None` if none is finished."""
-        times = sorted(run.elapsed for run in self.runs if run.status is RunStatus.DONE)
-        return times[min(len(times) - 1, int(part * len(times)))] if times else None
+    def find_slow(self, part: float) -> RunSummary | None:
+        """Return the finished run that this part of them is faster than; `None` if none is finished."""
+        runs = sorted((run for run in self.runs if run.status is RunStatus.DONE), key=_get_elapsed)
+        return runs[min(len(runs) - 1, int(part * len(runs)))] if runs else None
+
+
+def _get_elapsed(run: RunSummary) -> timedelta:
+    return run.elapsed
 
 
 async def show_agents(site: Site, request: Request) -> Response:

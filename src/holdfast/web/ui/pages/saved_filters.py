@@ -19,7 +19,7 @@ from holdfast.web.ui.run_view.actions import read_form, redirect
 from holdfast.web.ui.site import Site, can_start
 
 COOKIE = "holdfast_filters"
-#: Of the cookie, in bytes. Browsers keep 4,096.
+#: The longest cookie, in bytes, and the longest name. Browsers keep 4,096 bytes.
 _MAX_COOKIE, _MAX_NAME = 3_500, 40
 _LIFETIME = timedelta(days=365)
 #: Words that a list of completions has.

@@ -70,7 +70,7 @@ class TimelineView(msgspec.Struct, frozen=True, kw_only=True):
     to_scale: bool = False
     #: One of `ZOOMS`.
     zoom: int = 1
-    #: Where the part begins, in per cent; `None`: the last part, which follows a run that goes on.
+    #: Where the part begins, in per cent; `None`: the last part, which follows a run in progress.
     at: float | None = None
 
     @property
