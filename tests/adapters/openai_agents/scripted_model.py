@@ -22,8 +22,9 @@ class ScriptedModel(Model):
         self._steps = steps
         #: What the model was sent, request by request, in this process.
         self.requests: list[list[Any]] = []
-        #: With which instructions.
+        #: With which instructions and tools.
         self.instructions: list[str | None] = []
+        self.tools: list[list[Any]] = []
 
     def _find_output(self, items: list[Any]) -> list[Any]:
         seen = {item.get("call_id") for item in items if isinstance(item, dict)}
@@ -37,6 +38,7 @@ class ScriptedModel(Model):
     async def get_response(self, system_instructions: Any, input: Any, *args: Any, **options: Any) -> ModelResponse:
         self.requests.append(list(input))
         self.instructions.append(system_instructions)
+        self.tools.append(options.get("tools", []))
         usage = Usage(requests=1, input_tokens=10, output_tokens=3, total_tokens=13)
         return ModelResponse(output=self._find_output(input), usage=usage, response_id=None)
 

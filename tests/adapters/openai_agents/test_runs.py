@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from agents import (
     Agent,
+    AgentHooks,
     GuardrailFunctionOutput,
     InputGuardrailTripwireTriggered,
     Model,
@@ -20,6 +21,8 @@ from agents import (
     OutputGuardrailTripwireTriggered,
     RunConfig,
     RunContextWrapper,
+    RunHooks,
+    Tool,
     Usage,
     function_tool,
     input_guardrail,
@@ -35,7 +38,7 @@ from tests.adapters.openai_agents.test_resume import get_outputs
 from tests.failed_runs import fails_with
 from typing_extensions import TypedDict
 
-from holdfast import App, tool
+from holdfast import App, current_call, tool
 from holdfast.adapters.openai_agents import ToolPolicy, durable
 from holdfast.adapters.openai_agents.message_codec import CODEC, Input, make_output, make_reply
 from holdfast.adapters.readable import Thinking, read_message
@@ -121,6 +124,40 @@ async def test_an_observer_learns_which_model_has_streamed_its_reply() -> None:
     async with App([agent], "memory:", critic=observer) as app:
         await app.run("a", "go")
     assert observer.models == ["scripted-model"]
+
+
+@pytest.mark.parametrize("kind", ["run", "agent"])
+async def test_hooks_see_the_agents_and_tools_of_their_author_and_may_replace_tools(kind: str) -> None:
+    seen: list[Any] = []
+
+    @function_tool
+    async def look(city: str) -> str:
+        return f"{current_call().call_id} is warm"
+
+    async def on_start(context: Any, agent: Agent[Any]) -> None:
+        seen.append(agent)
+        agent.tools = [look]
+
+    async def on_tool(context: Any, agent: Agent[Any], tool: Tool, *result: Any) -> None:
+        seen.extend((agent, tool))
+
+    async def on_handoff(context: Any, one: Agent[Any], other: Agent[Any]) -> None:
+        seen.extend((one, other))
+
+    hooks: Any = RunHooks[Any]() if kind == "run" else AgentHooks[Any]()
+    hooks.on_agent_start = hooks.on_start = on_start
+    hooks.on_tool_start, hooks.on_handoff = on_tool, on_handoff
+    guide = Agent(name="guide", model=ScriptedModel("warm"), hooks=hooks if kind == "agent" else None)
+    model = ScriptedModel([call("c1", "look", city="Lyon")], [call("c2", "transfer_to_guide")])
+    desk = Agent(name="desk", model=model, handoffs=[guide], hooks=hooks if kind == "agent" else None)
+    async with App([durable(desk, hooks=hooks if kind == "run" else None)], "memory:") as app:
+        assert (await app.run("desk", "go")).output == "warm"
+    assert get_outputs(model.requests[1]) == {"c1": "c1 is warm"}
+    assert model.tools[0][0] is look
+    handoff = [desk, guide] if kind == "run" else [guide, desk]
+    expected = [desk, desk, look, *handoff, guide]
+    assert len(seen) == len(expected)
+    assert all(one is other for one, other in zip(seen, expected, strict=True)), seen
 
 
 @pytest.mark.parametrize("value", ["NaN", '"half \\ud83d"', '"half \ud83d"'])

@@ -54,6 +54,12 @@ def _get_original(wrapped: Any, invoker: Any) -> Any:
     return invoker.original if isinstance(invoker, _Recorded) else wrapped
 
 
+def get_original_tool(tool: FunctionTool) -> FunctionTool:
+    """Return the tool as its author made it. One of holdfast is a function tool only here."""
+    original = _get_original(tool, tool.on_invoke_tool)
+    return original if isinstance(original, FunctionTool) else tool
+
+
 class SDKBatch:
     """Makes the calls of the open reply. One object serves a conversation, reply after reply."""
 

@@ -9,6 +9,7 @@ from agents.tool import ApplyPatchTool, ComputerTool, CustomTool, LocalShellTool
 
 from holdfast.adapters.openai_agents.batch import SDKBatch
 from holdfast.adapters.openai_agents.model import ModelRecorder
+from holdfast.adapters.openai_agents.public_hooks import PublicAgentHooks
 from holdfast.adapters.tool_policies import ONCE, PURE, ToolPolicies, find_policy
 from holdfast.core.agents.tool import Tool as HoldfastTool
 from holdfast.core.errors import DefinitionError, MissingDefinition
@@ -121,6 +122,8 @@ class ExecutedAgents:
             "tools": [*map(self._wrap, agent.tools), *self._extra_tools],
             "handoffs": [self._wrap_handoff(each) for each in agent.handoffs],
         }
+        if agent.hooks is not None:
+            changes["hooks"] = PublicAgentHooks(agent.hooks)
         if self._skip_input_guardrails:
             changes["input_guardrails"] = []
         if isinstance(agent.model, Model):

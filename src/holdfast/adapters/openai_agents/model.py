@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agents import Handoff, Model, ModelProvider, ModelResponse, Tool, Usage
+from agents import FunctionTool, Handoff, Model, ModelProvider, ModelResponse, Tool, Usage
 from agents.exceptions import ModelBehaviorError, UserError
 from agents.items import TResponseStreamEvent
 from agents.retry import ModelRetryAdvice, ModelRetryAdviceRequest
@@ -18,6 +18,7 @@ from openai.types.responses import (
     ResponseUsage,
 )
 
+from holdfast.adapters.openai_agents.batch import get_original_tool
 from holdfast.core.execution.step import StepContext
 
 
@@ -134,12 +135,15 @@ class _RecordedModel(Model):
         return supports is not None and bool(supports())
 
     async def get_response(self, *args: Any, **options: Any) -> ModelResponse:
+        tools, handoffs = options.get("tools", ()), options.get("handoffs", ())
+        if tools:  # the model is sent those of the author
+            options["tools"] = [get_original_tool(tool) if isinstance(tool, FunctionTool) else tool for tool in tools]
+
         async def ask() -> ModelResponse:
             if self._draft is None:
                 return await self._model.get_response(*args, **options)
             return await read_stream(self._model.stream_response(*args, **options), self._draft)
 
-        tools, handoffs = options.get("tools", ()), options.get("handoffs", ())
         return await self._replies.get_reply(ask, self._name, tools, handoffs)
 
     def stream_response(self, *args: Any, **options: Any) -> AsyncIterator[TResponseStreamEvent]:

@@ -33,6 +33,7 @@ from holdfast.adapters.openai_agents.message_codec import (
     replace_unstorable,
 )
 from holdfast.adapters.openai_agents.model import Ask, ModelRecorder, NamedResponse
+from holdfast.adapters.openai_agents.public_hooks import PublicRunHooks
 from holdfast.adapters.tool_policies import ToolPolicies
 from holdfast.core.agents.tool_context import _CURRENT_CALL
 from holdfast.core.errors import DefinitionError
@@ -125,7 +126,7 @@ class SDKRunner:
                 self._history.items,
                 context=self._sdk_context,  # the SDK takes a wrapper for the context in it
                 max_turns=None,
-                hooks=self._options.hooks,
+                hooks=None if self._options.hooks is None else PublicRunHooks(self._options.hooks),
                 run_config=self._make_config(),
             )
         finally:
