@@ -282,3 +282,18 @@ async def test_a_planner_waits_for_the_first_of_its_tasks_and_reads_its_result(u
         [left] = [child for child in (await app.list(parent="r")).runs if child.agent == "wait_long"]
         with pytest.raises(RunCancelled):
             await app.result(left.run_id, through_waits=True)
+
+
+async def test_a_run_that_waits_for_one_it_has_started_can_be_shown(url: str) -> None:
+    @workflow
+    async def parent() -> str:
+        return str(await (await start(wait_long, "go")).result())
+
+    async with App([parent, wait_long], url) as app:
+        await app.submit(parent, run_id="r")
+        await wait_for_status(app, "r", "waiting")
+        details = await app.get("r")
+        assert [(each.kind, each.state) for each in details.pending_calls] == [("run", "waiting")]
+        [child] = (await app.list(parent="r")).runs
+        await app.signal(child.run_id, "go", "went")
+        assert (await app.result("r", through_waits=True)).output == "went"

@@ -13,6 +13,7 @@ from holdfast import App, RunWaiting, tool, wait_for
 from holdfast.checkpoint.record import RunStatus
 from holdfast.core.errors import RunCancelled, RunError, RunParked
 from holdfast.core.run.info import RunInfo
+from holdfast.core.run.run_events import Event, ToolCalled
 from holdfast.stores.memory import MemoryStore
 from holdfast.workflows import StepFailed, workflow
 
@@ -190,3 +191,39 @@ async def test_a_branch_that_is_cancelled_before_its_run_is_not_recorded_as_canc
     hangs[0] = False
     async with App([flow], store) as other:
         assert (await other.result("r")).output == ["a", "b"]
+
+
+async def test_a_thread_that_was_not_started_because_another_branch_parks_the_run_is_no_failed_step() -> None:
+    made: list[str] = []
+    parking = asyncio.Event()
+
+    class Listener(NullListener):
+        async def on_event(self, info: RunInfo, event: Event) -> None:
+            if isinstance(event, ToolCalled) and event.tool == "note":
+                await parking.wait()
+                for _ in range(100):  # turns of the event loop in which the other branch stops the run
+                    await asyncio.sleep(0)
+
+    @tool(effect="idempotent")
+    async def park() -> str:
+        if parking.is_set():
+            return "continued"
+        parking.set()
+        raise RunParked("test", "look at it")
+
+    @tool
+    def note(text: str) -> str:
+        made.append(text)
+        return text
+
+    @workflow
+    async def flow() -> list[str]:
+        return list(await asyncio.gather(note("in a thread"), park()))
+
+    async with App([flow], MemoryStore(), listener=Listener()) as app:
+        with pytest.raises(RunParked):
+            await app.run(flow, run_id="r")
+        assert made == []
+        await app.unpark("r")
+        assert (await app.result("r")).output == ["in a thread", "continued"]
+    assert made == ["in a thread"]

@@ -196,6 +196,9 @@ class WorkflowRun:
         await asyncio.sleep(0)  # code that cancels all tasks may stop the run only now
         if self.suspension.error is not None:
             raise Unwind from None
+        task = asyncio.current_task()
+        if self.suspension.pending_error is not None and task is not None and not task.cancelling():
+            await self.suspension.rest()  # its thread was not started, because another branch stops the run
         if self.attempt.stop_state.is_stopping or call.number == 0 or call.call_id in self.steps.results:
             return
         result = call.cancelled_result()

@@ -80,8 +80,10 @@ class StepCall(CallRequest):
             if isinstance(exc, Suspend | ToolFailed) or stop.is_resumable_after(exc):
                 raise
             task = asyncio.current_task()
-            if isinstance(exc, asyncio.CancelledError) and task is not None and task.cancelling():
-                raise
+            if isinstance(exc, asyncio.CancelledError) and (
+                stop.is_stopping or (task is not None and task.cancelling())
+            ):
+                raise  # no result: the call was cancelled, or its thread was not started in a run that stops
             if stop.is_stopped and not self.in_thread:
                 raise
             return self._make_error_result(StepError.from_exception(exc, self.errors))
