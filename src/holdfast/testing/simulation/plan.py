@@ -8,7 +8,7 @@ FaultKind = Literal[
     "kill", "freeze", "close", "end_loop", "cancel_all", "clock_jump", "slow_store", "failing_store", "lost_notices",
     "false_notices", "disk_error", "disk_kill", "power_cut",
 ]  # fmt: skip
-ActionKind = Literal["send", "signal", "answer", "cancel", "watch", "result"]
+ActionKind = Literal["send", "signal", "answer", "cancel", "watch", "result", "say", "fork"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,10 @@ class PlannedRun:
     at: float
     #: The client waits for the result.
     waits: bool
+    #: Its script has a failure that nothing catches.
+    may_fail: bool = False
+    #: It counts towards the concurrency limit of the plan.
+    is_limited: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,11 @@ class Action:
     at: float
     #: Tells two of the same kind and run apart.
     key: str
+    #: The message of a conversation, and what happens if it comes during a turn.
+    text: str = ""
+    when: str = ""
+    #: The last step that a fork copies.
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +69,12 @@ class Plan:
     slowness: float = 2.0
     #: Seconds by which the clock of each process is ahead.
     skews: tuple[float, ...] = field(default=())
+    #: The most runs that execute at once, of those that are limited. Zero: all.
+    limit: int = 0
+    #: Tokens that all runs together may use. Zero: any number.
+    budget: int = 0
+    #: Seconds for which finished runs are kept. Zero: for days.
+    retention: float = 0.0
     #: Whether a worker that is silent is dead, as in another container; else its process decides.
     by_lease: bool = False
 

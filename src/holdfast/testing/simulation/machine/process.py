@@ -7,7 +7,7 @@ import random
 import threading
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast.checkpoint.workers import PROCESSES, Processes, ProcessIdentity
 from holdfast.clock import CLOCK, Timer
@@ -16,6 +16,8 @@ from holdfast.ids import RANDOM
 from holdfast.testing.simulation.machine.event_loop import SimulatedLoop
 from holdfast.testing.simulation.machine.scheduler import Actor, ProcessDied, Scheduler
 from holdfast.testing.simulation.machine.threads import SimulatedThreads
+
+T = TypeVar("T")
 
 _EPOCH = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -77,10 +79,10 @@ class SimulatedProcess:
         self.random = random.Random(surroundings.seed * 1_000_003 + number)
         self.main: asyncio.Task[None] | None = None
         self._context = contextvars.Context()
-        self._context.run(RANDOM.set, self.random)
-        self._context.run(THREADS.set, self.threads)
-        self._context.run(CLOCK.set, self.clock)
-        self._context.run(PROCESSES.set, SimulatedHost(identity, surroundings.table))
+        self.bind(RANDOM, self.random)
+        self.bind(THREADS, self.threads)
+        self.bind(CLOCK, self.clock)
+        self.bind(PROCESSES, SimulatedHost(identity, surroundings.table))
         #: Called when it is killed.
         self.on_death: list[Callable[[SimulatedProcess], None]] = []
 
@@ -90,6 +92,14 @@ class SimulatedProcess:
     def check_alive(self) -> None:
         if not self.is_alive:
             raise ProcessDied
+
+    def bind(self, variable: contextvars.ContextVar[T], value: T) -> None:
+        """Give a context variable its value in all that the process will do."""
+        self._context.run(variable.set, value)
+
+    def make_random(self) -> random.Random:
+        """Return a source of random numbers that other code of the process does not draw from."""
+        return random.Random(self.random.random())
 
     def copy_context(self) -> contextvars.Context:
         return self._context.copy()

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: Threads that wait for less wake up late, as on a busy machine: most of them poll, and each poll is two switches.
+_TIMER_SLACK_S = 0.5
+
 
 class _PooledThread:
     """A real thread that runs the bodies of simulated threads, one after the other."""
@@ -264,6 +267,8 @@ class SimulatedCondition(SimulatedLock):
         return self.wait_for(iter((False, True)).__next__, timeout)
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        if timeout is not None and timeout > 0:
+            timeout = max(timeout, _TIMER_SLACK_S)
         self.release()
         try:
             return self._host.wait(self._notified, predicate, timeout)

@@ -1,141 +1,98 @@
-"""An agent whose prompt is its script: each line of it is a step, with one or several tool calls."""
+"""Agents whose prompt, or message, is their script: each line of it is a step, with one or several tool calls."""
 
-import asyncio
 import functools
 import json
-import random
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 from holdfast.core.agents.agent import Agent, Phase
 from holdfast.core.agents.retry import Retry
 from holdfast.core.agents.tool import Tool, ToolSchema
 from holdfast.core.agents.tool_context import current_call
-from holdfast.core.agents.waiting_tools import ask_person, sleep, wait_for
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import Message, Reply, System, ToolCall, ToolResult, Usage, User
-from holdfast.core.run.waiting import ApprovalRequest, Deferred
-from holdfast.testing.simulation.machine.process import SimulatedProcess
-from holdfast.testing.simulation.scenarios.recorded_tools import begin_effect
-from holdfast.testing.simulation.world_ledger import WorldLedger
+from holdfast.testing.simulation.scenarios.script_tools import AGENT_TOOLS, SCRIPTED
 
 #: A step: the tool calls of one reply, each a tool and its arguments.
 Step = list[tuple[str, dict[str, Any]]]
+
+#: What one model call uses.
+USAGE = Usage(input_tokens=10, output_tokens=1)
 
 
 def make_prompt(steps: Sequence[Step]) -> str:
     return json.dumps(steps)
 
 
+def make_message(message_id: str, steps: Sequence[Step]) -> str:
+    """Return a message of a conversation."""
+    return f"{message_id} {make_prompt(steps)}"
+
+
 class ScriptedAgent:
     """Builds the agent of each run, so that its model knows the run."""
 
-    def __init__(self, name: str, scripted: "ScriptedProcess") -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self._scripted = scripted
 
     async def build(self, info: RunInfo) -> Agent:
-        return self._scripted.build(self.name, info)
+        phases = [Phase(name=phase, instructions=phase) for phase in ("x", "y")] if self.name == "staged" else []
+        answer = _talk if self.name == "talker" else _act
+        model = functools.partial(_call_model, answer, info.run_id)
+        return Agent(name=self.name, model=model, tools=_TOOLS, phases=phases, retry=_RETRY)
 
 
-class ScriptedProcess:
-    """The agents of one simulated process, and what their tools and models do to the ledger."""
+async def _call_model(answer: Any, run_id: str, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+    scripted = SCRIPTED.get()
+    with scripted.executing(run_id):
+        calls, text = answer(run_id, messages)
+        await scripted.wait()
+    return Reply(text=text, tool_calls=calls, usage=USAGE)
 
-    def __init__(self, process: SimulatedProcess, ledger: WorldLedger, tokens: dict[str, str], slowness: float) -> None:
-        self._process, self._ledger, self._tokens, self._slowness = process, ledger, tokens, slowness
-        self._random = random.Random(process.random.random())
-        self._tools: list[Tool] = [
-            Tool(self.pure, effect="pure"),
-            Tool(self.idempotent, effect="idempotent"),
-            Tool(self.once),
-            Tool(self.blocking),
-            Tool(self.approved, approval=ApprovalRequest(expires_in=timedelta(seconds=4))),
-            Tool(self.deferred),
-            Tool(self.broken, effect="pure"),
-            Tool(self.child, effect="idempotent"),
-            sleep,
-            wait_for,
-            ask_person,
-        ]
 
-    def agents(self) -> "list[ScriptedAgent]":
-        return [ScriptedAgent("actor", self), ScriptedAgent("staged", self)]
+def _act(run_id: str, messages: Sequence[Message]) -> tuple[list[ToolCall], str]:
+    """Play the script of the prompt."""
+    users = [message.text for message in messages if isinstance(message, User)]
+    replies = sum(isinstance(message, Reply) for message in messages)
+    phase = next((message.text for message in messages if isinstance(message, System)), "")
+    SCRIPTED.get().ledger.call_model(run_id, replies, users[1:], _read_results(messages), check=not phase)
+    steps: list[Step] = json.loads(users[0])
+    if replies >= len(steps):
+        return [], f"heard {len(users) - 1}"
+    return _make_calls(f"{phase}{replies}", steps[replies]), ""
 
-    def build(self, name: str, info: RunInfo) -> Agent:
-        """Return the agent of one run."""
-        phases = [Phase(name=phase, instructions=phase) for phase in ("x", "y")] if name == "staged" else []
-        model = functools.partial(self.model, info.run_id, bool(phases))
-        return Agent(name=name, model=model, tools=self._tools, phases=phases, retry=Retry(max_tries=3))
 
-    async def model(self, run_id: str, staged: bool, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
-        users = [message.text for message in messages if isinstance(message, User)]
-        steps: list[Step] = json.loads(users[0])
-        replies = sum(isinstance(message, Reply) for message in messages)
-        results = {each.call_id: each.content for each in messages if isinstance(each, ToolResult)}
-        self._process.check_alive()
-        self._ledger.call_model(run_id, replies, users[1:], results, check=not staged)
-        await self._wait()
-        usage = Usage(input_tokens=10, output_tokens=1)
-        if replies >= len(steps):
-            return Reply(text=f"heard {len(users) - 1}", usage=usage)
-        phase = next((message.text for message in messages if isinstance(message, System)), "")
-        calls = [
-            ToolCall(id=f"{phase}{replies}.{index}", name=name, arguments=arguments)
-            for index, (name, arguments) in enumerate(steps[replies])
-        ]
-        return Reply(tool_calls=calls, usage=usage)
+def _talk(run_id: str, messages: Sequence[Message]) -> tuple[list[ToolCall], str]:
+    """Play the script of the last message. One that steers takes the place of the script before."""
+    users = [message.text for message in messages if isinstance(message, User)]
+    replies = sum(isinstance(message, Reply) for message in messages)
+    SCRIPTED.get().ledger.call_model(run_id, replies, users, _read_results(messages), check=False)
+    message_id, _, script = users[-1].partition(" ")
+    latest = max(index for index, message in enumerate(messages) if isinstance(message, User))
+    steps: list[Step] = json.loads(script)
+    done = sum(isinstance(message, Reply) for message in messages[latest:])
+    if done >= len(steps):
+        return [], f"answer to {message_id}"
+    return _make_calls(f"{message_id}.{done}", steps[done]), ""
 
-    async def _wait(self) -> None:
-        if self._random.random() < 0.6:
-            await asyncio.sleep(self._random.random() ** 4 * self._slowness)
 
-    async def _do(self, kind: str) -> str:
-        effect = begin_effect(kind, self._process, self._ledger)
-        await self._wait()
-        self._process.check_alive()
-        self._ledger.finish(effect)
-        return f"{effect.call_id} done"
+def _read_results(messages: Sequence[Message]) -> dict[str, Any]:
+    return {each.call_id: each.content for each in messages if isinstance(each, ToolResult)}
 
-    # -- tools --------------------------------------------------------------------------------------------------
 
-    async def pure(self) -> str:
-        """Do something that may be repeated."""
-        return await self._do("pure")
+def _make_calls(prefix: str, step: Step) -> list[ToolCall]:
+    return [
+        ToolCall(id=f"{prefix}.{index}", name=name, arguments=arguments) for index, (name, arguments) in enumerate(step)
+    ]
 
-    async def idempotent(self) -> str:
-        """Do something that may be repeated."""
-        return await self._do("idempotent")
 
-    async def once(self) -> str:
-        """Do something that must not be repeated."""
-        return await self._do("once")
+async def child(steps: list[Any]) -> str:
+    """Run another agent."""
+    SCRIPTED.get().begin("idempotent", "")
+    result = await current_call().run(ACTOR, make_prompt(steps))
+    return str(result.output)
 
-    def blocking(self) -> str:
-        """Do something in a thread that must not be repeated."""
-        effect = begin_effect("once", self._process, self._ledger)
-        if self._random.random() < 0.5:
-            self._process.threads.sleep(self._random.random() * self._slowness)
-        self._ledger.finish(effect)
-        return f"{effect.call_id} done"
 
-    async def approved(self) -> str:
-        """Do something that a person has to approve."""
-        return await self._do("once")
-
-    async def deferred(self) -> Deferred:
-        """Start something whose result comes later."""
-        self._tokens[current_call().run_id + "/" + current_call().call_id] = current_call().completion_token
-        await self._do("once")
-        return Deferred(expires_in=timedelta(seconds=4))
-
-    async def broken(self) -> str:
-        """Fail."""
-        await self._do("pure")
-        raise ValueError("it is broken")
-
-    async def child(self, steps: list[Any]) -> str:
-        """Run another agent."""
-        begin_effect("idempotent", self._process, self._ledger)
-        result = await current_call().run(ScriptedAgent("actor", self), make_prompt(steps))
-        return str(result.output)
+ACTOR = ScriptedAgent("actor")
+_TOOLS: list[Tool[..., Any]] = [*AGENT_TOOLS, Tool(child, effect="idempotent")]
+_RETRY = Retry(max_tries=3)

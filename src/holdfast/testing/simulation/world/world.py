@@ -12,22 +12,29 @@ from functools import partial
 from typing import Any
 
 from holdfast.app import App
+from holdfast.batteries.budget import Budget, Limit
 from holdfast.checkpoint.store import RunStore
-from holdfast.config import WorkerSettings
+from holdfast.config import CheckpointSettings, ConcurrencyLimit, Retention, WorkerSettings
+from holdfast.core.agents.agent import AgentSource
 from holdfast.testing.simulation.machine.backends import MemoryBackend, SqliteBackend
 from holdfast.testing.simulation.machine.process import SimulatedProcess, Surroundings
 from holdfast.testing.simulation.machine.scheduler import Scheduler, Stuck
 from holdfast.testing.simulation.plan import Fault, Plan
 from holdfast.testing.simulation.scenarios.recorded_tools import record_effects
-from holdfast.testing.simulation.scenarios.script_agent import ScriptedProcess
-from holdfast.testing.simulation.world.client_jobs import Assignment, ClientJob, ClientJobs
+from holdfast.testing.simulation.scenarios.script_agent import ScriptedAgent
+from holdfast.testing.simulation.scenarios.script_tools import SCRIPTED, ScriptedProcess
+from holdfast.testing.simulation.scenarios.script_workflow import WORKFLOW
+from holdfast.testing.simulation.world.client_jobs import LIMIT_KEY, Assignment, ClientJob, ClientJobs, make_fork_id
 from holdfast.testing.simulation.world.world_audit import WorldAudit
 from holdfast.testing.simulation.world_ledger import WorldLedger
 
 #: Virtual seconds until all clients have to be served, and until all runs have to end after that.
 _BUSY_S, _SETTLE_S, _CLOSE_S = 600.0, 600.0, 300.0
+#: Virtual seconds after its retention until a run has to be removed.
+_PURGE_S = 120.0
 _MAX_STEPS = 100_000
 _RESTART_S = 1.5
+_AGENTS: list[AgentSource] = [*map(ScriptedAgent, ("actor", "staged", "talker")), WORKFLOW]
 
 
 @dataclass(slots=True)
@@ -61,6 +68,10 @@ class World:
         #: Runs that a client wanted to cancel.
         self.cancelled: set[str] = set()
         self.staged = {run.run_id for run in plan.runs if run.agent == "staged"}
+        self._limits = [ConcurrencyLimit(key=LIMIT_KEY, max_runs=plan.limit)] if plan.limit else []
+        self.ledger.limit = plan.limit
+        self.ledger.limited = frozenset(run.run_id for run in plan.runs if run.is_limited)
+        self.ledger.forks = {make_fork_id(each): each.step for each in plan.actions if each.kind == "fork"}
         self._surroundings = Surroundings(self.scheduler, plan.seed, by_lease=plan.by_lease)
         backend = SqliteBackend if plan.store == "sqlite" else MemoryBackend
         self.backend = backend(self.scheduler, plan)
@@ -81,6 +92,8 @@ class World:
     def make_process(self, name: str, skew: float = 0.0) -> SimulatedProcess:
         process = SimulatedProcess(name, self._surroundings, timedelta(seconds=skew))
         process.on_death.append(self._dead.append)
+        if self._app_factory is None:
+            process.bind(SCRIPTED, ScriptedProcess(process, self.ledger, self.tokens, self.plan.slowness))
         return process
 
     def spawn(self, slot: int) -> SimulatedProcess:
@@ -97,13 +110,20 @@ class World:
         return process
 
     def make_app(self, process: SimulatedProcess, *, works: bool = True) -> App:
-        settings = WorkerSettings(take_runs=works, handle_signals=False)
         store = self.backend.connect(process)
+        settings = WorkerSettings(take_runs=works, handle_signals=False, concurrency_limits=self._limits)
         if self._app_factory is not None:
             app = self._app_factory(store)
             return app.replace(agents=record_effects(app.agents.values(), process, self.ledger), worker=settings)
-        scripted = ScriptedProcess(process, self.ledger, self.tokens, self.plan.slowness)
-        return App(scripted.agents(), store, worker=settings)
+        kept = timedelta(seconds=self.plan.retention)
+        retention = Retention(done=kept, failed=kept, cancelled=kept) if kept else Retention()
+        return App(
+            _AGENTS,
+            store,
+            worker=settings,
+            checkpoint=CheckpointSettings(retention=retention),
+            budget=Budget(Limit(tokens=self.plan.budget, per="all")) if self.plan.budget else None,
+        )
 
     async def _drive(self, assignment: Assignment) -> None:
         """The main coroutine of a process."""
@@ -211,6 +231,7 @@ class World:
 
     def _bury(self, process: SimulatedProcess) -> None:
         process.bury()
+        self.ledger.forget_process(process.number)
         self.backend.on_death(process)
         has_ended = process.loop.has_ended
         self.note(f"{process.name} {'has ended' if has_ended else 'was killed'}")
@@ -262,6 +283,7 @@ class World:
         for slot in range(self.plan.processes):
             self.spawn(slot)
         self._jobs = self.jobs.list_jobs()
+        self._unserved = [job for job in self._jobs if not job.waits]
         for job in list(self._jobs):
             self.scheduler.call_at(job.at, partial(self.assign, job), None)
         audit = WorldAudit(self)
@@ -275,6 +297,8 @@ class World:
             if not assignment.process.is_alive:
                 self.spawn(slot)
         audit.settle(self.scheduler.now + _SETTLE_S)
+        if self.plan.retention:
+            audit.check_purge(self.scheduler.now + self.plan.retention + _PURGE_S)
         self._is_closing = True
         for assignment in self.assignments:
             self.close_process(assignment)
@@ -289,7 +313,10 @@ class World:
         return all(job.is_done or job.starts in stored for job in self._jobs if job.starts)
 
     def _is_served(self) -> bool:
-        return all(job.is_done for job in self._jobs if not job.waits)
+        unserved = self._unserved
+        while unserved and unserved[-1].is_done:
+            unserved.pop()
+        return not unserved
 
     def _are_all_dead(self) -> bool:
         return not any(assignment.process.is_alive for assignment in self.assignments)

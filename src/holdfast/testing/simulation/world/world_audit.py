@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.app import App
 from holdfast.testing.simulation.machine.process import SimulatedProcess
+from holdfast.testing.simulation.scenarios.script_agent import USAGE
+from holdfast.testing.simulation.world.scenario_checks import CHAT, ConversationChecks, check_undo
 
 if TYPE_CHECKING:
     from holdfast.testing.simulation.world.world import World
@@ -19,6 +21,12 @@ _CANCEL_S = 6.0
 Work = Callable[[App, SimulatedProcess], Coroutine[Any, Any, None]]
 
 
+def _skip_rewritten(events: list[str]) -> list[str]:
+    """Return the events since the last restart of a workflow: those before are no longer stored."""
+    restarts = [index for index, event in enumerate(events) if event.startswith("history_rewritten")]
+    return events[restarts[-1] + 1 :] if restarts else events
+
+
 class WorldAudit:
     """Reads the store through an App of its own, which no fault reaches."""
 
@@ -27,6 +35,8 @@ class WorldAudit:
         self._ledger = world.ledger
         self.statuses: dict[str, str] = {}
         self._reasons: dict[str, str] = {}
+        self._planned = {run.run_id: run for run in world.plan.runs}
+        self._conversations = ConversationChecks(self._ledger)
 
     def report(self, problem: str) -> None:
         self._ledger.problems.append(problem)
@@ -37,6 +47,24 @@ class WorldAudit:
             unsettled = {run_id: status for run_id, status in self.statuses.items() if not self._is_settled(run_id)}
             self.report(f"after {deadline} s these runs have not ended: {unsettled} {self._reasons}")
         self._check_ledger()
+        self._check_budget()
+        for run in self._world.plan.runs:
+            if run.agent == "flow":
+                check_undo(self._ledger, run.run_id, self.statuses.get(run.run_id, ""), self._world.kills)
+
+    def check_purge(self, deadline: float) -> None:
+        """Wait until the retention of all runs has ended, and see that they are removed."""
+        if not self._execute(self._await_purge, deadline):
+            kept = {run_id: status for run_id, status in self.statuses.items() if status in _TERMINAL}
+            self.report(f"the retention of these runs has ended, and they are still stored: {kept}")
+
+    async def _await_purge(self, app: App, process: SimulatedProcess) -> None:
+        await self._sleep(process, self._world.plan.retention)
+        while True:
+            await self._list_statuses(app, process)
+            if not _TERMINAL & {*self.statuses.values()}:
+                return
+            await self._sleep(process, 10)
 
     def check_closed(self) -> dict[str, str]:
         """Check the store after all Apps were closed."""
@@ -71,10 +99,16 @@ class WorldAudit:
             if self._world.is_started(self.statuses) and all(map(self._is_settled, self.statuses)):
                 break
             await self._world.jobs.answer_all(app, process)
+            for run_id, status in list(self.statuses.items()):
+                if status == "parked" and not self._is_settled(run_id):
+                    await self._world.jobs.resolve(app, run_id)
+                elif status == "waiting" and run_id.startswith(CHAT):
+                    await self._conversations.close(app, run_id)
             await self._sleep(process, 2)
         for run_id in self.statuses:
             self._check_run(run_id)
         await self._check_watchers(app)
+        await self._conversations.check(app, self.statuses)
 
     async def _sleep(self, process: SimulatedProcess, seconds: float) -> None:
         await process.clock.sleep(timedelta(seconds=seconds))
@@ -92,19 +126,35 @@ class WorldAudit:
                 return
 
     def _is_settled(self, run_id: str) -> bool:
-        return self.statuses[run_id] in {*_TERMINAL, "parked"}
+        status, root = self.statuses[run_id], run_id.partition(":")[0]
+        if status == "parked":
+            return not self._reasons[run_id].startswith("in doubt")
+        # Its parked parent resumes it.
+        return status in _TERMINAL or (
+            root != run_id and self.statuses.get(root) == "parked" and self._is_settled(root)
+        )
 
     # -- checks -------------------------------------------------------------------------------------------------
 
     def _check_run(self, run_id: str) -> None:
-        status = self.statuses[run_id]
-        root = run_id.partition(":")[0]
-        is_cancelled = root in self._world.cancelled
+        status, reason = self.statuses[run_id], self._reasons[run_id]
+        root = self._planned.get(run_id.partition(":")[0])
+        is_child = ":" in run_id and not run_id.startswith(CHAT)
         if status == "parked":
-            if not (self._reasons[run_id].startswith("poison") and self._world.kills >= _MAX_KILLS):
-                self.report(f"run {run_id} is parked after {self._world.kills} kills: {self._reasons[run_id]}")
-        elif status == "failed" or (status == "cancelled" and not is_cancelled):
-            self.report(f"run {run_id} is {status}: {self._reasons[run_id]}")
+            is_poison = reason.startswith("poison") and self._world.kills >= _MAX_KILLS
+            is_spent = reason.startswith("budget") and self._world.plan.budget
+            if not is_poison and not is_spent:
+                self.report(f"run {run_id} is parked after {self._world.kills} kills: {reason}")
+        elif status == "failed" and not (root is not None and root.may_fail and not is_child):
+            self.report(f"run {run_id} is failed: {reason}")
+        elif status == "cancelled" and not self._may_be_cancelled(run_id, is_child=is_child):
+            self.report(f"run {run_id} is cancelled: {reason}")
+
+    def _may_be_cancelled(self, run_id: str, *, is_child: bool) -> bool:
+        root = run_id.partition(":")[0]
+        # A workflow cancels the runs in the background that it has not awaited when it ends.
+        is_left = is_child and root in self._planned and self._planned[root].agent == "flow"
+        return root in self._world.cancelled or (is_left and run_id not in self._ledger.detached)
 
     async def _check_watchers(self, app: App) -> None:
         for name, (run_id, events) in list(self._ledger.watched.items()):
@@ -113,7 +163,7 @@ class WorldAudit:
                 continue
             rest = await self._read_events(app, run_id, seen[-1][0] if seen else None)
             whole = await self._read_events(app, run_id, None)
-            if [*(text for _, text in seen), *rest] != whole:
+            if _skip_rewritten([*(text for _, text in seen), *rest]) != _skip_rewritten(whole):
                 self.report(f"watcher {name} saw {[text for _, text in seen]} and {rest} of {whole}")
 
     async def _read_events(self, app: App, run_id: str, after: str | None) -> list[str]:
@@ -127,9 +177,25 @@ class WorldAudit:
         for kind, run_id, what in self._ledger.acknowledged:
             check = getattr(self, f"_check_{kind}", None)
             if run_id not in self.statuses and kind != "cancel":  # a run that is not stored yet can be cancelled too
-                self.report(f"{kind} of run {run_id} was acknowledged, and the run is not in the store")
-            elif check is not None and self.statuses.get(run_id) == "done":
+                if not self._may_be_purged(run_id):
+                    self.report(f"{kind} of run {run_id} was acknowledged, and the run is not in the store")
+            elif check is not None and self.statuses.get(run_id) == "done" and not self._has_lost(run_id, what):
                 check(run_id, what)
+
+    def _has_lost(self, run_id: str, place: Any) -> bool:
+        """Whether a call belongs to a branch of a workflow that has lost a race: its answer is not used."""
+        return ".x" in str(place) and place not in self._ledger.seen[run_id]
+
+    def _may_be_purged(self, run_id: str) -> bool:
+        last = max(self._ledger.model_calls[run_id], default=0.0)
+        return 0 < self._world.plan.retention < self._world.scheduler.now - last
+
+    def _check_budget(self) -> None:
+        """Each run may have one step in progress that was not reserved."""
+        plan, replies = self._world.plan, self._ledger.replies
+        used, runs = len(replies) * USAGE.total_tokens, len({run_id for run_id, _ in replies})
+        if plan.budget and used > plan.budget + runs * USAGE.total_tokens:
+            self.report(f"{runs} runs have used {used} tokens of {plan.budget}")
 
     def _check_send(self, run_id: str, text: str) -> None:
         heard, ever = self._ledger.heard.get(run_id, []), self._ledger.ever_heard[run_id]
@@ -141,7 +207,8 @@ class WorldAudit:
         result = self._get_result(run_id, call_id)
         # An approved call counts as started once its answer is consumed: it is in doubt if its process dies then.
         is_begun = any(each.run_id == run_id and each.call_id == call_id for each in self._ledger.begun)
-        if not is_begun and not str(result).startswith("Unknown outcome"):
+        # An interrupt ends the turn of a conversation before its next call.
+        if not is_begun and not str(result).startswith(("Unknown outcome", "This call was approved, but its turn")):
             self.report(f"call {call_id} of {run_id} was approved, and never made: {result}")
 
     def _check_deny(self, run_id: str, call_id: str) -> None:
