@@ -9,8 +9,8 @@ HoldfastError
 │   ├── StepFailed              of a workflow: StepTimeout, StepDenied, StepCancelled
 │   ├── RunFailed               of a turn: TurnFailed
 │   ├── TurnInterrupted, ConversationBusy
-│   ├── RunWaiting              the run waits for a time or for mail
-│   ├── RunParked               the run waits for a person or a condition: BudgetExhausted, TranscriptTooLarge
+│   ├── RunWaiting              the run waits for a time or for mail: BudgetExhausted
+│   ├── RunParked               the run waits for a person or a condition: TranscriptTooLarge
 │   ├── RunInterrupted          the run stopped and is resumed later: Shutdown, ShuttingDown, MissingDefinition,
 │   │                           ProcessExit, SaveFailed, ModelUnavailable, MailArrived, BudgetUnavailable,
 │   │                           RateLimitsUnavailable, DefinitionsUnavailable
@@ -36,7 +36,7 @@ that `holdfast.web` refuses.
 """
 
 from holdfast.batteries.audit.audit import AuditError
-from holdfast.batteries.budget.budget import BudgetError, BudgetExhausted, BudgetUnavailable
+from holdfast.batteries.budget.budget import BudgetError, BudgetUnavailable
 from holdfast.batteries.critic.watchdog import CriticError
 from holdfast.batteries.definitions.versions import (
     DefinitionNotFound,
@@ -108,7 +108,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.run.mail import MailArrived
 from holdfast.core.run.run_events import ReaderTooSlow
-from holdfast.core.run.waiting import RunWaiting
+from holdfast.core.run.waiting import BudgetExhausted, RunWaiting
 from holdfast.core.workflow.steps.step_errors import AmbiguousStep, StepCancelled, StepDenied, StepFailed, StepTimeout
 from holdfast.db.tables import TablesError, TablesUnavailable
 from holdfast.fanout.errors import CorruptCheckpoint, FanoutError, PathRefused, WorkspaceChanged

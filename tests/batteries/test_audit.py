@@ -11,14 +11,15 @@ from tests.failed_runs import fails_with
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
-from holdfast import Agent, App, CheckpointSettings, Reply, Retry, Usage, current_call, tool
+from holdfast import NOT_EXECUTED, Agent, App, CheckpointSettings, Reply, Retry, Usage, current_call, tool
 from holdfast.batteries.audit import Audit, AuditQuery, AuditRow, AuditTable
 from holdfast.core import Executor, Ports
+from holdfast.core.agents.calls import UNKNOWN
 from holdfast.core.redaction import REDACTED, Redactor
 from holdfast.db.sqlite_tables import MemoryTables
 from holdfast.db.tables import Cursor, TablesUnavailable
 from holdfast.db.urls import tables_from_url
-from holdfast.errors import ModelUnavailable
+from holdfast.errors import ModelUnavailable, RunParked
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing import ManualClock
 
@@ -322,3 +323,33 @@ async def test_retries_are_in_the_audit() -> None:
         "try 1 of look failed, next in 1 s: TimeoutError: late",
     ]
     await audit.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "comment"),
+    [("receipt 7", ""), (NOT_EXECUTED, ": it did not happen, and is made now"), (UNKNOWN, ": its outcome is unknown")],
+)
+async def test_a_person_who_resolves_a_call_in_doubt_is_in_the_audit(given: object, comment: str) -> None:
+    store, started, audit = MemoryStore(), asyncio.Event(), Audit()
+
+    @tool(in_doubt="park")
+    async def pay() -> str:
+        if not started.is_set():
+            started.set()
+            await asyncio.Event().wait()
+        return "paid"
+
+    agent = Agent(name="a", model=ScriptedModel(tool_reply(call("c", "pay")), "done"), tools=[pay])
+    host = SimulatedHost(store)
+    task = asyncio.create_task(host.executor.run(agent, "go", run_id="r"))
+    await started.wait()
+    await host.crash()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    async with App([agent], store, audit=audit, worker=False) as app:
+        with pytest.raises(RunParked):
+            await app.run(agent, "go", run_id="r")
+        await app.unpark("r", {"c": given}, by="ann", via="phone")
+        assert (await app.run(agent, "go", run_id="r")).output == "done"
+        decisions = [row.detail for row in await audit.query() if row.name == "decision"]
+    assert decisions == [f"pay (c) answered by ann via phone{comment}"]

@@ -26,9 +26,7 @@ from holdfast.batteries.budget import (
     Reservation,
     Spend,
 )
-from holdfast.checkpoint.record import RunStatus
 from holdfast.core import Message, Ports, ToolSchema
-from holdfast.core.errors import RunParked
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.state import RunState
 from holdfast.db.sqlite_tables import MemoryTables
@@ -101,9 +99,34 @@ class TestEveryLedger:
 
     async def test_reservations_of_other_runs_count(self, ledger: Ledger) -> None:
         assert await ledger.reserve("one", [reservation(10, 10)], NOW) is None
-        shortage = await ledger.reserve("two", [reservation(10, 10)], NOW)
+        shortage = await ledger.reserve("two", [reservation(10, 10)], NOW + timedelta(seconds=20))
         assert shortage is not None
         assert (shortage.account, shortage.unit, shortage.spent, shortage.limit) == ("a", "tokens", 10, 10)
+        assert shortage.until == NOW + timedelta(seconds=40), "the reservation is 20 seconds old"
+
+    async def test_there_is_room_when_enough_spending_has_left_the_window(self, ledger: Ledger) -> None:
+        for number, tokens in enumerate([5, 1, 1, 9]):
+            await ledger.commit(f"r{number}", ["a"], Spend(tokens=tokens, runs=1), NOW + timedelta(minutes=number))
+        later = NOW + timedelta(hours=1)
+
+        async def find_room(limits: dict[str, float]) -> datetime | None:
+            wanted = Reservation(account="a", window=WEEK, limits=limits, estimate=Spend(tokens=3, runs=1))
+            shortage = await ledger.reserve("late", [wanted], later)
+            assert shortage is not None
+            if shortage.until is not None:
+                assert await ledger.reserve("late", [wanted], shortage.until - timedelta(seconds=1)) is not None
+                assert await ledger.reserve("late", [wanted], shortage.until) is None
+            return shortage.until
+
+        minute = timedelta(minutes=1)
+        assert await find_room({"tokens": 16}) == NOW + WEEK + minute, "16 are spent, and any room is enough"
+        assert await find_room({"tokens": 12}) == NOW + WEEK + minute
+        assert await find_room({"tokens": 11}) == NOW + WEEK + 2 * minute
+        assert await find_room({"tokens": 1}) == NOW + WEEK + 4 * minute
+        assert await find_room({"runs": 4}) == NOW + WEEK + minute, "a whole run has to fit"
+        assert await find_room({"runs": 3}) == NOW + WEEK + 2 * minute
+        assert await find_room({"tokens": 0}) is None
+        assert await find_room({"runs": 0}) is None
 
     async def test_a_run_replaces_its_own_reservation(self, ledger: Ledger) -> None:
         assert await ledger.reserve("one", [reservation(10, 10)], NOW) is None
@@ -214,30 +237,11 @@ def spends(tokens: int, steps: int) -> ScriptedModel:
     return ScriptedModel(*turns, Reply(text="done", usage=usage))
 
 
-async def test_an_exhausted_budget_parks_the_run_and_a_raised_one_lets_it_resume() -> None:
-    store, tables = MemoryStore(), MemoryTables()
-    model = spends(40, 5)
-    agent = Agent(name="a", model=model, tools=[work])
-    one = SimulatedHost(store, ports=Ports(budget=Budget(Limit(tokens=100), tables=tables)))
-    with pytest.raises(BudgetExhausted, match="caller:alice has spent 120 of 100 tokens"):
-        await one.executor.run(agent, "go", run_id="r", caller_id="alice")
-    [record] = await one.list_records()
-    assert record.status is RunStatus.PARKED
-    assert record.reason.startswith("budget: ")
-    assert len(model.requests) == 3
-
-    two = SimulatedHost(store, ports=Ports(budget=Budget(Limit(tokens=1000), tables=tables)))
-    assert (await two.resume(agent, "r")).output == "done"
-    assert len(model.requests) == 5
-    assert (await Ledger(tables).spent("caller:alice", datetime.now(UTC) - WEEK)).tokens == 200
-
-
-async def test_a_limit_that_is_raised_for_one_account_lets_its_parked_run_resume() -> None:
+async def test_a_limit_that_is_raised_for_one_account_lets_its_run_resume() -> None:
     budget = Budget(Limit(tokens=50), Limit(runs=9, per="all"))
     async with App([Agent(name="a", model=spends(60, 2), tools=[work])], MemoryStore(), budget=budget) as app:
-        await app.submit("a", "go", run_id="r1", caller_id="ann")
-        with pytest.raises(RunParked, match="budget"):
-            await app.result("r1")
+        with pytest.raises(BudgetExhausted, match="60 of 50 tokens"):
+            await app.run("a", "go", run_id="r1", caller_id="ann")
         for account, unit, maximum in (
             ("caller:ann", "runs", 5),
             ("agent:a", "tokens", 5),
@@ -248,8 +252,7 @@ async def test_a_limit_that_is_raised_for_one_account_lets_its_parked_run_resume
         await budget.set_limit("caller:ann", "tokens", 500.0)
         [first, _] = await budget.accounts()
         assert (first.name, first.limit.tokens, first.changed) == ("caller:ann", 500, frozenset({"tokens"}))
-        await app.unpark("r1")
-        assert (await app.result("r1")).output == "done"
+        assert (await app.result("r1", through_waits=True)).output == "done"
 
 
 async def test_spending_before_a_crash_counts_once() -> None:
@@ -322,10 +325,10 @@ async def test_a_run_that_was_refused_does_not_count() -> None:
     agent = Agent(name="a", model=ScriptedModel("done", "done"))
     await host.executor.run(agent, "go")
     for number in range(3):
-        with pytest.raises(BudgetExhausted, match="spent 1 of 1 runs"):
+        with pytest.raises(BudgetExhausted, match="1 of 1 runs"):
             await host.executor.run(agent, "go", run_id=f"refused-{number}")
     await clock.advance(timedelta(hours=23))
-    with pytest.raises(BudgetExhausted, match="spent 1 of 1 runs"):
+    with pytest.raises(BudgetExhausted, match="1 of 1 runs"):
         await host.executor.run(agent, "go", run_id="refused-later")
     await clock.advance(timedelta(hours=1, minutes=2))
     assert (await host.resume(agent, "refused-0")).output == "done"

@@ -81,3 +81,53 @@ def test_rm_asks_for_force_before_it_takes_work_away(shell: Shell) -> None:
     assert shell.ok("rm", "over") == "run over is removed\n"
     assert shell.json("rm", "-f", "waiting") == {"removed": ["waiting"]}
     assert shell.states() == {}
+
+
+def test_a_filter_takes_many_runs_after_a_question(shell: Shell) -> None:
+    for number in range(3):
+        shell.ok("submit", "sampler", f"note {number}", "--run-id", f"r{number}", "--label", "batch=7")
+    shell.ok("submit", "sampler", "note", "--run-id", "other")
+    refused = shell.run("cancel", "--label", "batch=7")
+    assert refused.returncode == 2
+    assert "3  sampler, queued" in refused.stderr
+    assert "Cancel 3 runs? Add --yes to do it" in refused.stderr
+    asked = shell.terminal("cancel", "--label", "batch=7")
+    asked.wait_for("Cancel 3 runs? [y/N]")
+    asked.type("n\n")
+    assert asked.finish() == 1
+    assert set(shell.states().values()) == {"queued"}
+    asked = shell.terminal("cancel", "--label", "batch=7")
+    asked.wait_for("Cancel 3 runs? [y/N]")
+    asked.type("y\n")
+    assert asked.finish() == 0
+    assert shell.states() == {"r0": "cancelled", "r1": "cancelled", "r2": "cancelled", "other": "queued"}
+    assert shell.ok("cancel", "--label", "batch=7", "--yes") == "no run fits\n"
+
+
+def test_cancelled_and_parked_runs_are_left_to_the_workers_by_filter(shell: Shell) -> None:
+    for number in range(2):
+        shell.ok("submit", "sampler", f"note {number}", "--run-id", f"r{number}")
+    shell.ok("cancel", "--agent", "sampler", "--yes")
+    assert json.loads(shell.ok("resume", "--status", "cancelled", "--yes", "--json")) == {
+        "done": ["r0", "r1"],
+        "refused": {},
+    }
+    assert shell.states() == {"r0": "interrupted", "r1": "interrupted"}
+    process = shell.start("run", "sample:agent", "transfer", "--run-id", "p")
+    shell.wait_for_effect("transfer c1-1")
+    kill(process)
+    assert shell.run("resume", "sample:agent", "p", "-q").returncode == 1
+    assert "one run: name it" in shell.run("unpark", "--agent", "sampler", "--make", "c1-1", "--yes").stderr
+    assert shell.ok("unpark", "--agent", "sampler", "--by", "ann", "--yes") == "1 run unparked\n"
+    assert shell.states()["p"] == "interrupted"
+    assert shell.ok("resume", "sample:agent", "p", "-q") == "done: transfer\n"
+    events = [json.loads(line) for line in shell.ok("tail", "p", "--json").splitlines()]
+    assert [event["decision"]["by"] for event in events if event["type"] == "decision"] == ["ann"]
+
+
+def test_a_command_needs_a_run_or_a_filter(shell: Shell) -> None:
+    for command in ("cancel", "unpark"):
+        assert "name a run, or give a filter such as --agent NAME" in shell.run(command).stderr
+        both = shell.run(command, "r1", "--agent", "sampler")
+        assert (both.returncode, "name the run r1, or give a filter (agent), not both" in both.stderr) == (2, True)
+    assert "not both" in shell.run("resume", "sample:agent", "--agent", "sampler").stderr

@@ -6,13 +6,24 @@ import os
 from datetime import UTC, datetime, timedelta
 
 import msgspec
+import pytest
 from tests.cli.shell import Shell
+from tests.scripted_model import ScriptedModel, call, tool_reply
 
+from holdfast import Agent, App, RunWaiting, sleep
 from holdfast.checkpoint.record import Release, RunStatus
 from holdfast.checkpoint.workers import RunCount, WorkerIdentity, this_process
 from holdfast.cli.commands.top import make_summary, make_tables, render_frame
 from holdfast.cli.opening import open_store
-from holdfast.runtime.reading.activity import Activity, StuckRun, WorkerActivity, compare_activity, read_activity
+from holdfast.core.agents.tool import Tool
+from holdfast.runtime.reading.activity import (
+    Activity,
+    ReasonCount,
+    StuckRun,
+    WorkerActivity,
+    compare_activity,
+    read_activity,
+)
 from holdfast.stores.from_url import store_from_url
 from holdfast.testing.store_processes.store_under_test import add_worker, make_run
 
@@ -53,6 +64,9 @@ def make_activity(*, stuck: int = 0, at: datetime = NOW, done: int = 5, steps: i
         ],
         is_partial=False,
         steps={"r": steps},
+        reasons=[
+            ReasonCount(agent="a", status=RunStatus.PARKED, reason="in doubt", count=3, since=NOW - timedelta(hours=2))
+        ],
     )
 
 
@@ -76,12 +90,12 @@ def test_a_frame_fits_the_terminal_and_says_what_it_leaves_out() -> None:
 
 
 def test_a_short_table_leaves_its_room_to_the_others() -> None:
-    lines = render(make_activity(stuck=9), 120, 23)
+    lines = render(make_activity(stuck=9), 120, 27)
     assert sum("run-" in line for line in lines) == 9
 
 
 def test_the_tables_show_queues_workers_and_stuck_runs() -> None:
-    queues, workers, stuck = make_tables(make_activity(stuck=1))
+    queues, workers, reasons, stuck = make_tables(make_activity(stuck=1))
     assert (list(queues.columns), queues.rows) == (
         ["AGENT", "DUE", "OLDEST", "QUEUED", "DONE"],
         [["a", "7", "5 min", "9", "5"]],
@@ -90,6 +104,7 @@ def test_the_tables_show_queues_workers_and_stuck_runs() -> None:
         ["w-1", "busy", "2", "1.0 s", "3.0 s", "host · 7", "a, b"],
         ["w-2", "dead", "0", "", "", "", ""],
     ]
+    assert reasons.rows == [["in doubt", "parked", "a", "3", "2 h"]]
     assert stuck.rows == [["run-0", "parked", "a", "0 ms", "4", "1", "budget \ufffd[31mspent"]]
 
 
@@ -100,6 +115,10 @@ def test_rates_are_per_minute() -> None:
     assert (rates.created, rates.ended, rates.steps) == (8, 8, 20)
     assert "per minute: 8 created, 8 ended, 20 steps" in make_summary(later, rates)
     assert compare_activity(later, later) is None
+
+
+async def _pay() -> str:
+    return "paid"
 
 
 async def _fill(url: str) -> None:
@@ -124,6 +143,30 @@ def test_one_frame_is_printed_without_a_terminal_and_as_json(shell: Shell) -> No
         "parked": "parked",
         "orphan": "interrupted",
     }
+    assert [(group["reason"], group["status"], group["count"]) for group in activity["reasons"]] == [
+        ("budget", "parked", 1),
+        ("its worker died", "interrupted", 1),
+    ]
+
+
+async def test_runs_that_wait_are_counted_by_reason() -> None:
+    now = datetime.now(UTC)
+    asks = tool_reply(call("c", "pay"))
+    agent = Agent(name="a", model=ScriptedModel(asks, "done"), tools=[Tool(_pay, name="pay", approval=True)])
+    sleeper = Agent(name="b", model=ScriptedModel(tool_reply(call("c", "sleep", seconds=900))), tools=[sleep])
+    async with App([agent, sleeper], "memory:") as app:
+        for number in range(3):
+            with pytest.raises(RunWaiting):
+                await app.run(agent, f"go {number}", run_id=f"r{number}")
+        await app.submit(sleeper, "go", run_id="s")
+        async for change in app.watch(agent="b"):
+            if change.status == "waiting":
+                break
+        activity = await read_activity(app.open_store, now)
+    assert [(group.agent, group.reason, group.count) for group in activity.reasons] == [
+        ("a", "approval of pay", 3),
+        ("b", "a time", 1),
+    ]
 
 
 async def test_idle_and_dead_workers_are_listed_with_their_heartbeats(durable_store_url: str) -> None:

@@ -165,6 +165,15 @@ RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="The run's id.", autocompletion=complete_run, show_default=False)
 ]
 
+OptionalRunArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="The run's id. Or give a filter.", autocompletion=complete_run, show_default=False
+    ),
+]
+
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="With a filter: do not ask.")]
+
 CallArgument = Annotated[
     str, typer.Argument(metavar="CALL", help="The call's id. `pending` and `show` list them.", show_default=False)
 ]

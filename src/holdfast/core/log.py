@@ -13,7 +13,7 @@ from holdfast.core.redaction import Redact
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.state import RunState
 from holdfast.core.run.status import AttemptEnd
-from holdfast.core.run.waiting import RunWaiting
+from holdfast.core.run.waiting import BudgetExhausted, RunWaiting
 
 #: A separate logger, for hosts that show the life cycle of their runs in another way.
 LIFECYCLE_LOG = logging.getLogger("holdfast.lifecycle")
@@ -116,6 +116,8 @@ def _describe_end(end: AttemptEnd, error: BaseException | None, steps: int) -> t
 
 def _describe_wait(error: RunWaiting) -> str:
     """Return the kinds of what the run waits for: the question of a tool is part of the conversation."""
+    if isinstance(error, BudgetExhausted):
+        return error.reason
     return ", ".join(sorted({call.kind for call in error.calls})) or "a message"
 
 

@@ -5,6 +5,7 @@ import logging
 from contextlib import suppress
 from datetime import timedelta
 
+from holdfast.batteries.budget import Budget
 from holdfast.checkpoint.errors import CheckpointError, RunNotFound, StoreClosed
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.store import END
@@ -52,10 +53,14 @@ class Janitor:
         self._purged_at = clock.monotonic() - PURGE_INTERVAL.total_seconds()
         #: The run whose verdicts are looked at next.
         self._next_verdict = ""
+        #: Runs that wait for it are resumed when a limit was raised.
+        self._budget = executor.budget if isinstance(executor.budget, Budget) else None
         self._woken_at = clock.monotonic() - WAKE_INTERVAL.total_seconds()
 
     def start(self) -> None:
         """Start `run` in the background."""
+        if self._budget is not None:
+            self._budget.bind(self._mailer.wake_over_budget)
         self._task = asyncio.create_task(self.run())
 
     async def close(self) -> None:
@@ -95,6 +100,8 @@ class Janitor:
                 pass
             if self._counts_runs:
                 await self._count_runs()
+            if self._budget is not None:
+                await self._budget.wake_if_raised()
         if now - self._woken_at >= WAKE_INTERVAL.total_seconds():
             self._woken_at = now
             await self._mailer.wake_missed_parents()

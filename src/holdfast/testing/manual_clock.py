@@ -6,6 +6,9 @@ import itertools
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
+#: Timers that one `advance` fires at their own time, and the jumps in which the rest of the time passes.
+_MAX_TIMERS, _JUMPS = 2_000, 100
+
 
 class ManualTimer:
     """A callback that waits for a `ManualClock`."""
@@ -66,19 +69,26 @@ class ManualClock:
     async def advance(self, duration: timedelta) -> None:
         """Advance the time by `duration`. Fire the timers in order; `now()` is the time of each when it fires.
 
-        Before the first timer and after each one, the other tasks run until they wait again.
+        Before the first timer and after each one, the other tasks run until they wait again. After 2,000 timers, such
+        as those of loops that look every second for days, the rest of the time passes in 100 jumps.
         """
-        end = self._now + duration
+        end, fired = self._now + duration, 0
         await _let_others_run()
-        while self._timers and self._timers[0][0] <= end:
+        while self._timers and self._timers[0][0] <= end and fired < _MAX_TIMERS:
             when, _, timer = heapq.heappop(self._timers)
             self._now = max(self._now, when)
             timer.fire()
+            fired += 1
             await _let_others_run()
+        if fired == _MAX_TIMERS:
+            rest = (end - self._now) / _JUMPS
+            for _ in range(_JUMPS):
+                await self.jump(rest)
+                await asyncio.sleep(0.001)  # real time, for the threads of a store
         self._now = end
 
     async def jump(self, duration: timedelta) -> None:
-        """Advance the time by `duration` at once, as a suspended machine does. For days: it takes milliseconds.
+        """Advance the time by `duration` at once, as a suspended machine does.
 
         Every timer that is due fires once, in order, at the new time. Timers that are set meanwhile count from then, so
         a loop that looks every second looks once.

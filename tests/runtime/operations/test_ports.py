@@ -10,7 +10,7 @@ from tests.core.null_listener import NullListener
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, App, CheckpointSettings, Reply, RunInfo, RunWaiting, Usage, User, ask_person
-from holdfast.batteries.budget import Budget, Limit
+from holdfast.batteries.budget import Budget, BudgetExhausted, Limit
 from holdfast.batteries.critic import Critic
 from holdfast.checkpoint.errors import TurnConflict
 from holdfast.checkpoint.record import RunStatus
@@ -35,19 +35,19 @@ async def echo(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Repl
 AGENT = Agent(name="a", model=echo)
 
 
-async def test_a_budget_counts_over_turns_and_parks_the_conversation() -> None:
+async def test_a_budget_counts_over_turns_and_the_conversation_waits() -> None:
     budget = Budget(Limit(tokens=20, per="all"))
     async with App([AGENT], MemoryStore(), budget=budget) as app:
         chat = app.conversation("a", "k")
         for _ in range(2):
             await chat.send("hello")
         assert (await budget.spent("all")).tokens == 20
-        with pytest.raises(RunParked, match="budget"):
+        with pytest.raises(BudgetExhausted, match="20 of 20 tokens"):
             await chat.send("more", id="m3")
-        assert (await app.get(chat.run_id)).status is RunStatus.PARKED
+        assert (await app.get(chat.run_id)).status is RunStatus.WAITING
         assert [turn.number for turn in await chat.history()] == [1, 2]
     async with App([AGENT], app.store) as app:  # without a budget
-        await app.unpark(chat.run_id)
+        await app.requeue(chat.run_id)
         assert (await app.conversation("a", "k").result("m3")).output == "3 more"
 
 

@@ -58,7 +58,7 @@ def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             server.call(add("nightly <digest>", "greeter", "Say hello.", "30 3 * * *", timezone="Europe/Lisbon"))
             server.call(add("of alice", "greeter", "Say hello.", "0 12 * * *", caller_id="alice"))
             server.submit("reader", "Read both pages.", "spend", caller_id="alice")
-            server.wait_for("spend", "parked")  # before its third step
+            server.wait_for("spend", "waiting")  # before its third step
             yield fleet
 
 
@@ -95,9 +95,10 @@ def test_budgets_show_what_is_spent_and_the_limit(fleet: Fleet, page: Page) -> N
     expect(budgets.get_by_role("img", name="50 % of the limit")).to_be_visible()
 
 
-def test_a_budget_is_raised_from_the_inbox_and_the_parked_run_resumes(fleet: Fleet, plain_page: Page) -> None:
+def test_a_budget_is_raised_from_the_page_of_a_run_that_waits_for_it(fleet: Fleet, plain_page: Page) -> None:
     server, page = fleet.server, plain_page
-    page.goto(f"{server.url}/inbox")
+    page.goto(f"{server.url}/runs/spend")
+    expect(page.locator("main")).to_contain_text("waits for its budget until")
     page.get_by_role("link", name="Raise the limit…").click()
     row = page.get_by_role("region", name="Budgets").locator("tbody tr", has_text="caller:alice")
     row.locator("summary", has_text="Change…").click()
@@ -105,7 +106,6 @@ def test_a_budget_is_raised_from_the_inbox_and_the_parked_run_resumes(fleet: Fle
     row.get_by_role("button", name="Set").click()
     expect(page.get_by_role("status")).to_contain_text("The limit is changed")
     expect(row).to_contain_text("$0.0200 of $0.50, changed here")
-    server.call(server.app.unpark("spend"))
     server.wait_for("spend", "done")
     page.reload()
     row.locator("summary", has_text="Change…").click()

@@ -1,17 +1,18 @@
 """The budget: reserves in the ledger before a step, commits to it after."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 
 import msgspec
 
-from holdfast.batteries.budget.ledger import NO_SPEND, UNITS, Ledger, Reservation, Spend
+from holdfast.batteries.budget.ledger import NO_SPEND, UNITS, Ledger, Reservation, Shortage, Spend
 from holdfast.clock import CLOCK, Clock
 from holdfast.core.errors import RunInterrupted, RunParked
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.state import RunState
+from holdfast.core.run.waiting import BudgetExhausted
 from holdfast.db.tables import Tables, TablesError
 from holdfast.root_error import HoldfastError
 
@@ -21,22 +22,6 @@ class BudgetError(HoldfastError):
 
     What to do: Correct the setting that the message names.
     """
-
-
-class BudgetExhausted(BudgetError, RunParked):
-    """A limit is reached and the run is parked.
-
-    What to do: Unpark the run when the limit was raised or the window has moved.
-    """
-
-    def __init__(self, account: str, unit: str, spent: float, limit: float) -> None:
-        RunParked.__init__(
-            self, "budget", f"{account} has spent {spent:g} of {limit:g} {unit}: raise the limit, then unpark the run"
-        )
-        self.account = account
-        self.unit = unit
-        self.spent = spent
-        self.limit = limit
 
 
 class BudgetUnavailable(BudgetError, RunInterrupted):
@@ -130,7 +115,10 @@ _PURGE_INTERVAL = timedelta(hours=1)
 
 
 class Budget:
-    """Limits the spending of runs. A run that reaches a limit is parked and resumes when it is unparked.
+    """Limits the spending of runs. A run that reaches a limit waits, without a process, and resumes by itself.
+
+    It does so when the window has moved, or when a limit was raised: by `set_limit`, or in the code of an App that
+    opens. A limit that no window can help, such as zero, parks the run.
 
     The cost of a step is known when it has ended. A step begins if the account has room left beside the reservations of
     other runs, and each run reserves the cost of its most expensive step so far. So a limit on tokens, cost or seconds
@@ -155,6 +143,9 @@ class Budget:
         self._ledger = Ledger(tables)
         #: When it next deletes spending that no longer counts.
         self._purge_at: datetime | None = None
+        self._wake: Callable[[], Awaitable[None]] | None = None
+        #: Whether its limits were compared with those of earlier processes.
+        self._is_compared = False
 
     async def open(self, tables: Tables) -> None:
         """Open the ledger: in `tables`, unless the budget was given others."""
@@ -164,7 +155,7 @@ class Budget:
         """Reserve the estimated cost of the next step.
 
         Raises:
-            BudgetExhausted: a limit is reached.
+            BudgetExhausted: a limit is reached. RunParked: a limit has no room for any run.
             BudgetUnavailable: the ledger cannot be reached.
         """
         data = _load_data(state)
@@ -176,8 +167,10 @@ class Budget:
         ]
         with _interrupt_on_error(info):
             shortage = await self._ledger.reserve(info.run_id, reservations, self._clock.now())
+        if shortage is not None and shortage.until is None:
+            raise RunParked("budget", f"{_describe_account(shortage)}: raise the limit, then unpark the run")
         if shortage is not None:
-            raise BudgetExhausted(shortage.account, shortage.unit, shortage.spent, shortage.limit)
+            raise BudgetExhausted(info.run_id, _describe_shortage(shortage), shortage.until)
         if not data.admitted:
             _save_data(state, msgspec.structs.replace(data, admitted=True))
 
@@ -207,6 +200,30 @@ class Budget:
         step = msgspec.structs.replace(total.since(data.total).elementwise_max(data.step), runs=0)
         _save_data(state, msgspec.structs.replace(data, total=total, step=step, at=now.timestamp()))
 
+    def bind(self, wake: Callable[[], Awaitable[None]]) -> None:
+        """Set what resumes the runs that wait for their budget. An App does so when it opens."""
+        self._wake, self._is_compared = wake, False
+
+    async def wake_if_raised(self) -> None:
+        """Resume the runs that wait, if a limit was raised since the last call, by any process that shares the ledger.
+
+        Raises:
+            TablesError: the ledger cannot be reached.
+        """
+        if self._wake is None:
+            return
+        if not self._is_compared:
+            defaults = {
+                f"{limit.per} {limit.window.total_seconds():g} {unit}": float(maximum)
+                for limit in self._limits
+                for unit, maximum in limit.limits().items()
+            }
+            await self._ledger.compare_defaults(defaults)
+            self._is_compared = True
+        if marks := await self._ledger.list_raises():
+            await self._wake()
+            await self._ledger.forget_raises(marks)
+
     async def spent(self, account: str, window: timedelta = timedelta(days=7)) -> Spend:
         """Return the spending of an account, such as `caller:alice`, in the last `window`."""
         return await self._ledger.spent(account, self._clock.now() - window)
@@ -233,7 +250,7 @@ class Budget:
     ) -> None:
         """Change the limit of one account, such as `caller:alice`, for all processes that share the ledger.
 
-        A parked run stays parked: unpark it.
+        Runs that wait for the account resume. A parked run stays parked: unpark it.
 
         Args:
             maximum: `None`: the limit of the code counts again.
@@ -253,6 +270,7 @@ class Budget:
         if maximum is not None and not (math.isfinite(maximum) and maximum >= 0):
             raise BudgetError(f"the maximum is {maximum}: give a number, zero or more")
         await self._ledger.set_limit(account, unit, found[0].window, maximum)
+        await self.wake_if_raised()
 
     async def purge(self) -> None:
         """Delete spending that is older than every window."""
@@ -295,6 +313,17 @@ def _interrupt_on_error(info: RunInfo) -> Iterator[None]:
         raise BudgetUnavailable(
             f"run {info.run_id} is interrupted, its budget cannot be read or written: {exc}"
         ) from exc
+
+
+def _describe_shortage(shortage: Shortage) -> str:
+    """Return what a run waits for."""
+    return f"its budget until {shortage.until:%Y-%m-%d %H:%M:%S} UTC or a raised limit ({_describe_account(shortage)})"
+
+
+def _describe_account(shortage: Shortage) -> str:
+    kind, _, name = shortage.account.partition(":")
+    account = shortage.account if name or kind == "all" else f"runs without a {kind}"
+    return f"{account}: {shortage.spent:g} of {shortage.limit:g} {shortage.unit}"
 
 
 def _load_data(state: RunState) -> _BudgetData:

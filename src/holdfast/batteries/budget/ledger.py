@@ -1,12 +1,13 @@
 """The ledger and its tables."""
 
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import msgspec
 
 from holdfast.db.tables import BatteryTables, Cursor, Schema
+from holdfast.ids import make_id
 
 UNITS = ("tokens", "cost_usd", "runs", "seconds")
 
@@ -58,6 +59,8 @@ class Shortage(msgspec.Struct, frozen=True, kw_only=True):
     unit: str
     spent: float
     limit: float
+    #: When there may be room again. `None`: never, unless the limit is raised.
+    until: datetime | None = None
 
 
 _SPEND_COLUMNS = (
@@ -80,8 +83,18 @@ SCHEMA = Schema(
             "CREATE TABLE budget_limits (account TEXT, unit TEXT, seconds DOUBLE PRECISION, "
             "maximum DOUBLE PRECISION NOT NULL, PRIMARY KEY (account, unit, seconds))",
         ],
+        # The limits of the code that opened the ledger last; and raises for which no run was resumed yet.
+        [
+            "CREATE TABLE budget_defaults (name TEXT PRIMARY KEY, maximum DOUBLE PRECISION NOT NULL)",
+            "CREATE TABLE budget_raised (mark TEXT PRIMARY KEY)",
+        ],
     ],
 )
+
+#: A run that waits because of the reservations of others looks again after as long as the newest of them is old, within
+#: these bounds: a step in progress ends soon, a dead worker's does not.
+_MIN_PAUSE, _MAX_PAUSE = timedelta(seconds=5), timedelta(minutes=10)
+
 
 _SPEND_SUMS = "COALESCE(SUM(tokens), 0), COALESCE(SUM(cost_usd), 0), COALESCE(SUM(runs), 0), COALESCE(SUM(seconds), 0)"
 
@@ -106,11 +119,12 @@ class Ledger(BatteryTables):
                 adjusted.append(exclude_counted_run(msgspec.structs.replace(each, limits=limits), total))
             for each in adjusted:
                 since = now - each.window
-                taken = await _sum_spent(cursor, each.account, since)
-                taken += await _sum_reserved(cursor, each.account, run_id, since)
+                spent = await _sum_spent(cursor, each.account, since)
+                taken = spent + await _sum_reserved(cursor, each.account, run_id, since)
                 shortage = find_shortage(each, taken)
                 if shortage is not None:
-                    return shortage
+                    until = await _find_room(cursor, each, run_id, spent, now)
+                    return msgspec.structs.replace(shortage, until=until)
             for each in adjusted:
                 await _upsert(cursor, "budget_reserved", each.account, run_id, each.estimate, now)
             return None
@@ -165,8 +179,38 @@ class Ledger(BatteryTables):
             await cursor.execute("DELETE FROM budget_limits WHERE account = ? AND unit = ? AND seconds = ?", key)
             if maximum is not None:
                 await cursor.execute("INSERT INTO budget_limits VALUES (?, ?, ?, ?)", (*key, float(maximum)))
+            await _mark_raise(cursor)
 
         await self.transaction(work, lock=[f"budget {account}"])
+
+    async def compare_defaults(self, defaults: Mapping[str, float]) -> None:
+        """Replace the limits of the code, by name. One that was lower, or is gone, is marked as a raise."""
+
+        async def work(cursor: Cursor) -> None:
+            rows = await cursor.execute("SELECT name, maximum FROM budget_defaults")
+            before = {str(name): float(str(maximum)) for name, maximum in rows}
+            if before == defaults:
+                return
+            if any(name not in defaults or defaults[name] > maximum for name, maximum in before.items()):
+                await _mark_raise(cursor)
+            await cursor.execute("DELETE FROM budget_defaults")
+            for name, maximum in defaults.items():
+                await cursor.execute("INSERT INTO budget_defaults VALUES (?, ?)", (name, maximum))
+
+        await self.transaction(work, lock=["budget defaults"])
+
+    async def list_raises(self) -> Sequence[str]:
+        """Return the marks of raises for which no run was resumed yet."""
+        return [str(mark) for (mark,) in await self.select("SELECT mark FROM budget_raised")]
+
+    async def forget_raises(self, marks: Sequence[str]) -> None:
+        """Delete these marks: the runs were resumed."""
+
+        async def work(cursor: Cursor) -> None:
+            for mark in marks:
+                await cursor.execute("DELETE FROM budget_raised WHERE mark = ?", (mark,))
+
+        await self.transaction(work)
 
     async def limits(self, window: timedelta) -> Mapping[str, dict[str, float]]:
         """Return the limits of this window that a person has set, by account and unit."""
@@ -212,6 +256,37 @@ def find_shortage(reservation: Reservation, taken: Spend) -> Shortage | None:
         if full:
             return Shortage(account=reservation.account, unit=unit, spent=spent, limit=limit)
     return None
+
+
+async def _mark_raise(cursor: Cursor) -> None:
+    await cursor.execute("INSERT INTO budget_raised VALUES (?)", (make_id(),))
+
+
+async def _find_room(
+    cursor: Cursor, reservation: Reservation, run_id: str, spent: Spend, now: datetime
+) -> datetime | None:
+    """Return when there may be room for the reservation. `None`: never."""
+    account, since = reservation.account, now - reservation.window
+    shortage = find_shortage(reservation, spent)
+    if shortage is None:  # those of other runs take the room
+        sql = "SELECT MAX(at) FROM budget_reserved WHERE account = ? AND run_id <> ? AND at >= ?"
+        ((newest,),) = await cursor.execute(sql, (account, run_id, since.timestamp()))
+        age = timedelta(0) if newest is None else timedelta(seconds=now.timestamp() - float(str(newest)))
+        return now + min(max(age, _MIN_PAUSE), _MAX_PAUSE)
+    if find_shortage(reservation, NO_SPEND) is not None:
+        return None
+    # A run has to fit as a whole; of the other units some room is enough.
+    unit, is_enough = shortage.unit, ">=" if shortage.unit == "runs" else ">"
+    excess = shortage.spent - shortage.limit + (reservation.estimate.runs if unit == "runs" else 0)
+    sql = f"""
+        SELECT MIN(CASE WHEN freed {is_enough} ? THEN bucket END), MAX(bucket) FROM (
+            SELECT bucket, SUM({unit}) OVER (ORDER BY bucket) AS freed FROM budget_spent
+            WHERE account = ? AND bucket >= ?
+        ) AS sums
+    """
+    ((first, last),) = await cursor.execute(sql, (excess, account, bucket_number(since)))
+    leaves = int(str(last if first is None else first)) + 1
+    return datetime.fromtimestamp(leaves * BUCKET_LENGTH.total_seconds(), tz=UTC) + reservation.window
 
 
 async def _sum_spent(cursor: Cursor, account: str, since: datetime) -> Spend:

@@ -15,20 +15,25 @@ from holdfast.checkpoint.record import RunFilter, RunRecord
 from holdfast.checkpoint.store import RunStore, get_record, iter_runs
 from holdfast.cli.listeners import ProgressDisplay, ProgressListener
 from holdfast.cli.loading import build_app, build_model_app, load_agents, load_object
+from holdfast.cli.many_runs import act_on_many, check_target
 from holdfast.cli.opening import open_client, open_store
 from holdfast.cli.options import (
+    QUERY_OPTIONS,
     AppOption,
     ByOption,
     CodeArgument,
     CodeStoreOption,
     JsonOption,
     ModelOption,
+    OptionalRunArgument,
     QuietOption,
     RunArgument,
     StoreOption,
+    YesOption,
     complete_run,
     parse_resolutions,
     parse_results,
+    take_options,
 )
 from holdfast.cli.output import CommandError, UsageError, print_diagnostic, print_json
 from holdfast.cli.run_session import (
@@ -45,11 +50,26 @@ from holdfast.core.agents.calls import NOT_EXECUTED
 from holdfast.core.run.info import check_run_id
 from holdfast.runtime.operations.forking import Fork
 from holdfast.runtime.reading.formatting import utc_now
+from holdfast.runtime.reading.run_views import RunQuery
 from holdfast.runtime.worker import RecoveryReport, RecoveryStatus
 
 
-def cancel(run: RunArgument, store: StoreOption = "", as_json: JsonOption = False) -> None:
-    """Cancel a run and its child runs, or ask the worker that executes it to."""
+@take_options("query", QUERY_OPTIONS)
+def cancel(
+    run: OptionalRunArgument = "",
+    *,
+    query: RunQuery,
+    yes: YesOption = False,
+    store: StoreOption = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Cancel a run and its child runs, or ask the worker that executes it to.
+
+    With a filter: every run that fits and has not ended, after a question. Exits with 1 if a run refused it.
+    """
+    check_target(run, query)
+    if query:
+        act_on_many("cancel", store, query, yes=yes, as_json=as_json)
     owner = asyncio.run(_cancel(store, run))
     if as_json:
         print_json({"run_id": run, "status": "cancelling" if owner else "cancelled", "owner": owner})
@@ -159,6 +179,7 @@ async def _list_delayed(app: App) -> list[str]:
     ]
 
 
+@take_options("query", QUERY_OPTIONS)
 def resume(
     code: Annotated[
         str,
@@ -175,13 +196,20 @@ def resume(
     ] = "",
     model: ModelOption = "",
     quiet: QuietOption = False,
+    *,
+    query: RunQuery,
+    yes: YesOption = False,
     store: CodeStoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
     """Resume one interrupted, parked or failed run in this process.
 
-    You name the code each time: a store never decides what is imported.
+    You name the code each time: a store never decides what is imported. With a filter and no code: leave every failed,
+    cancelled or parked run that fits to the workers, after a question.
     """
+    if query:
+        check_target(run or code or model, query)
+        act_on_many("resume", store, query, yes=yes, as_json=as_json)
     if model:
         code, run = "", _get_run_argument(code, run)
     listener = ProgressListener() if quiet else ProgressDisplay()
@@ -284,8 +312,9 @@ async def _check_removable(store: RunStore, run_id: str, *, force: bool) -> None
         raise CommandError(f"run {run_id} is {record.current_status} and could be resumed: remove it with --force")
 
 
+@take_options("query", QUERY_OPTIONS)
 def unpark(
-    run: RunArgument,
+    run: OptionalRunArgument = "",
     resolve: Annotated[
         list[str] | None,
         typer.Option(
@@ -300,14 +329,22 @@ def unpark(
     ] = None,
     by: ByOption = "",
     app: AppOption = "",
+    *,
+    query: RunQuery,
+    yes: YesOption = False,
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Release a parked run.
+    """Release a parked run, or with a filter every parked run that fits, after a question.
 
     Workers and recovery can then resume it. For calls in doubt without a --resolve or --make, the model gets the result
     that the outcome is unknown.
     """
+    check_target(run, query)
+    if query:
+        if resolve or make:
+            raise UsageError("--resolve and --make are for the calls of one run: name it")
+        act_on_many("unpark", store, query, yes=yes, as_json=as_json, by=by, via="cli")
     resolutions = {**parse_resolutions(resolve), **dict.fromkeys(make or (), NOT_EXECUTED)}
     asyncio.run(_unpark(store, load_agents(app), run, resolutions, by))
     if as_json:

@@ -31,7 +31,7 @@ from holdfast.core.run.info import RunOptions
 from holdfast.core.run.waiting import RunWaiting
 from holdfast.runtime.reading.formatting import format_cost, format_duration
 from holdfast.runtime.reading.run_views import RunQuery
-from holdfast.runtime.run_map import BatchItem
+from holdfast.runtime.run_map import BATCH_LABEL, BatchItem
 
 _COLUMNS = ("run_id", "status", "output", "error", "cost_usd")
 _PAGE_SIZE = 200
@@ -44,7 +44,18 @@ class BatchProgress:
         self._total, self._shown = total, shown and sys.stderr.isatty()
         self._began = CLOCK.get().now()
         self.done = self.failed = self.waiting = 0
+        #: Runs that an earlier process has ended: they say nothing about the rate.
+        self.earlier = 0
         self._cost = 0.0
+
+    async def refresh(self) -> None:
+        """Show the line every second, until it is cancelled."""
+        while self._shown:
+            self._show()
+            await asyncio.sleep(1)
+
+    def _show(self) -> None:
+        print(f"\r\x1b[2K{self}", end="", file=sys.stderr, flush=True)
 
     def add(self, item: BatchItem[Any]) -> None:
         """Count an item, and show the line on a terminal."""
@@ -56,21 +67,24 @@ class BatchProgress:
         else:
             self.failed += 1
         if self._shown:
-            print(f"\r\x1b[2K{self}", end="", file=sys.stderr, flush=True)
+            self._show()
 
     def close(self) -> None:
         """Print the line for the last time."""
-        print_diagnostic(f"\r{self}" if self._shown else str(self))
+        if self._shown:
+            print("\r\x1b[2K", end="", file=sys.stderr, flush=True)
+        print_diagnostic(str(self))
 
     def __str__(self) -> str:
         ended = self.done + self.failed + self.waiting
         passed = CLOCK.get().now() - self._began
         text = f"{ended} of {self._total}: {self.done} done, {self.failed} failed, {self.waiting} waiting"
         text += f", {format_cost(self._cost)}" if self._cost else ""
-        if ended and passed.total_seconds() > 0:
-            text += f", {ended / passed.total_seconds():.1f} a second"
+        recent = ended - self.earlier
+        if recent > 0 and passed.total_seconds() > 0:
+            text += f", {recent / passed.total_seconds():.1f} a second"
             if left := self._total - ended:
-                text += f", {format_duration(passed / ended * left)} left"
+                text += f", {format_duration(passed / recent * left)} left"
         return text
 
 
@@ -131,15 +145,24 @@ async def _map(
     more = [column for column in rows[0] if column not in _COLUMNS]
     writer = csv.writer(file)
     writer.writerow([*more, *_COLUMNS])
-    items = app.map(agent, [row["prompt"] for row in rows], id=batch_id, concurrency=concurrency, **options)
+    progress.earlier = await app.count(labels={BATCH_LABEL: batch_id}, status=("done", "failed"))
+    prompts = [row["prompt"] for row in rows]
+    items = app.map(agent, prompts, id=batch_id, concurrency=concurrency, ordered=False, **options)
+    lines: dict[int, list[Any]] = {}
+    written = 0
+    refreshing = asyncio.create_task(progress.refresh())
     try:
         async for item in items:
             progress.add(item)
-            writer.writerow([*(rows[item.index][column] for column in more), *_format_item(item)])
+            lines[item.index] = [*(rows[item.index][column] for column in more), *_format_item(item)]
+            while written in lines:  # in the order of the rows
+                writer.writerow(lines.pop(written))
+                written += 1
             file.flush()
     except RunInterrupted:
         return False
     finally:
+        refreshing.cancel()
         await items.aclose()
     return True
 

@@ -59,7 +59,7 @@ def make_summary(activity: Activity, rates: Rates | None) -> str:
 
 def make_tables(activity: Activity) -> list[FrameTable]:
     """Return the tables of a frame."""
-    return [_make_queues(activity), _make_workers(activity), _make_stuck(activity)]
+    return [_make_queues(activity), _make_workers(activity), _make_reasons(activity), _make_stuck(activity)]
 
 
 def _make_queues(activity: Activity) -> FrameTable:
@@ -103,6 +103,20 @@ def _describe_state(worker: WorkerActivity) -> str:
 def _format_age(now: datetime, then: datetime | None) -> str:
     """Return how long ago it was. The clock of the store may be ahead of the clock of this host."""
     return "" if then is None else formatting.format_duration(max(now - then, timedelta()))
+
+
+def _make_reasons(activity: Activity) -> FrameTable:
+    rows = [
+        [
+            one_line(each.reason, _DETAILS_LENGTH),
+            each.status.value,
+            each.agent,
+            formatting.format_number(each.count),
+            formatting.format_duration(max(activity.at - each.since, timedelta())),
+        ]
+        for each in activity.reasons
+    ]
+    return FrameTable("reasons", ["REASON", "STATUS", "AGENT", "RUNS", "OLDEST"], rows, ["RUNS", "OLDEST"])
 
 
 def _make_stuck(activity: Activity) -> FrameTable:
@@ -183,7 +197,7 @@ def top(
 ) -> None:
     """Watch the workers, queues, rates and stuck runs of a store, live.
 
-    q and Ctrl-C leave. It only reads the store.
+    Runs that wait or are stuck are counted by reason. q and Ctrl-C leave. It only reads the store.
     """
     output = Output()
     if once or as_json or output.console is None or not sys.stdin.isatty():

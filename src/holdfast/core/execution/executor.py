@@ -34,7 +34,7 @@ from holdfast.core.execution.saving import IntentTimer
 from holdfast.core.execution.stop import Drain, ShutdownSignals
 from holdfast.core.log import RunLog
 from holdfast.core.metrics import RunMetrics
-from holdfast.core.ports import Closeable, Ports, Resumption
+from holdfast.core.ports import Budget, Closeable, Ports, Resumption
 from holdfast.core.redaction import Redact
 from holdfast.core.run.info import RunInfo, RunOptions
 from holdfast.core.run.prompt import Prompt
@@ -196,6 +196,10 @@ class Executor:
     def metrics(self) -> RunMetrics:
         """The counters of its runs."""
         return self._services.metrics
+
+    @property
+    def budget(self) -> Budget | None:
+        return self._services.ports.budget
 
     @property
     def draining(self) -> bool:

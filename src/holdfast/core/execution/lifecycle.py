@@ -28,15 +28,15 @@ from holdfast.core.execution.calling.waits import Waits
 from holdfast.core.execution.step import StepContext, take_messages
 from holdfast.core.execution.turn_cycle import end_turn, ends_turn, open_turn
 from holdfast.core.loop import Loop
-from holdfast.core.observer import AttemptEnded, AttemptEnding, AttemptStarted
+from holdfast.core.observer import AttemptEnded, AttemptEnding, AttemptStarted, CallAnswered
 from holdfast.core.ports import Leave
-from holdfast.core.run.mail import Mail, MailArrived
+from holdfast.core.run.mail import BUDGET_TOPIC, Mail, MailArrived
 from holdfast.core.run.result import Result
 from holdfast.core.run.run_events import PhaseStarted, StatusChanged
 from holdfast.core.run.state import RunState
 from holdfast.core.run.status import AttemptEnd
 from holdfast.core.run.turns import INTERRUPT_TOPIC, ConversationIdle, TurnMessage
-from holdfast.core.run.waiting import RunWaiting
+from holdfast.core.run.waiting import BudgetExhausted, RunWaiting
 
 #: Attempts in a row in which the agent of a resumed run cannot be built, before the run is parked.
 MAX_BUILD_FAILURES = 10
@@ -61,6 +61,7 @@ async def _execute(attempt: Attempt, source: AgentSource) -> StoredResult:
                 run_id=attempt.info.run_id, output=None, usage=attempt.state.usage, steps=attempt.state.steps
             ), None
         attempt.observers.start(ports.observers, attempt, AttemptStarted(new_turn=turn_mail is not None))
+        _report_resolved_calls(attempt)
         agent = await _build_agent(source, attempt)
         loop = attempt.loop = attempt.services.get_loop(agent)
         state.codec = loop.codec
@@ -70,6 +71,8 @@ async def _execute(attempt: Attempt, source: AgentSource) -> StoredResult:
             )
             await attempt.observers.publish(resumed)
         timer = _start_watch(agent, attempt)
+        if attempt.mailbox.unread:
+            attempt.mailbox.take_all(BUDGET_TOPIC)
         if ports.budget is not None and not attempt.stop_state.is_undoing:
             await ports.budget.check(attempt.info, attempt.state)
         tools = await ports.extra_tools.tools(attempt.info) if ports.extra_tools is not None else ()
@@ -82,6 +85,16 @@ async def _execute(attempt: Attempt, source: AgentSource) -> StoredResult:
     finally:
         if timer is not None:
             timer.cancel()
+
+
+def _report_resolved_calls(attempt: Attempt) -> None:
+    """Tell observers what a person has decided about calls in doubt. A process that unparks a run has none."""
+    calls = attempt.state.calls
+    for call in calls.resolved:
+        if call.decision is not None:
+            attempt.observers.emit(CallAnswered(call=call, decision=call.decision))
+    if calls.resolved:
+        attempt.state.calls = msgspec.structs.replace(calls, resolved=())
 
 
 async def _open_checkpointer(attempt: Attempt) -> None:
@@ -344,7 +357,10 @@ async def _finalize_checkpoint(
 def _make_leave(attempt: Attempt, error: BaseException | None) -> Leave:
     """Return how an attempt ends whose run waits, is parked or is interrupted."""
     if isinstance(error, RunWaiting):
-        topics = (*error.wake_on, INTERRUPT_TOPIC) if attempt.state.turn is not None else tuple(error.wake_on)
+        topics = tuple(error.wake_on)
+        # A turn that waits for its budget could not read the message either.
+        if attempt.state.turn is not None and not isinstance(error, BudgetExhausted):
+            topics += (INTERRUPT_TOPIC,)
         return Leave(AttemptEnd.WAITING, reason=error.reason, wake_at=error.wake_at, wake_on=topics)
     if isinstance(error, RunParked):
         return Leave(AttemptEnd.PARKED, reason=error.message)

@@ -13,6 +13,8 @@ from holdfast.core.run.messages import NO_USAGE, Usage
 MESSAGE_TOPIC = "message"
 #: The topic of the notice that a child run may continue.
 CHILD_TOPIC = "child"
+#: The topic of the notice that the limits of a budget were raised.
+BUDGET_TOPIC = "budget"
 #: The topics of notices that a run in the background has ended begin with this. Its id follows.
 ENDED_TOPIC = "ended:"
 

@@ -105,6 +105,8 @@ class StepCalls(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     not_started: tuple[str, ...] = ()
     #: Calls in doubt that a person has to resolve. The run is parked.
     in_doubt: tuple[str, ...] = ()
+    #: Calls in doubt that a person has resolved since the last attempt, with the decisions: for observers of the next.
+    resolved: tuple[WaitingCall, ...] = ()
     #: Their holders may give the results of calls, also before the tools have returned `Deferred`.
     tokens: tuple[CallToken, ...] = ()
 

@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.core.errors import RunError
 from holdfast.core.json_value import to_json_value
+from holdfast.core.run.mail import BUDGET_TOPIC
 from holdfast.ids import make_token
 
 
@@ -284,6 +285,37 @@ class RateLimitWait(RunWaiting):
     def wake_at(self) -> datetime | None:
         """When the run resumes without mail."""
         return self._until
+
+
+class BudgetExhausted(RunWaiting):
+    """The run waits until its budget has room: the window has moved, or the limit was raised. It resumes by itself.
+
+    What to do: Nothing, or raise the limit: a worker resumes the run.
+    """
+
+    def __init__(self, run_id: str, reason: str, until: datetime | None) -> None:
+        self._reason, self._until = reason, until
+        super().__init__(run_id, ())
+
+    @property
+    def reason(self) -> str:
+        """What the run waits for."""
+        return self._reason
+
+    @property
+    def wake_at(self) -> datetime | None:
+        """When the run resumes without mail."""
+        return self._until
+
+    @property
+    def wake_on(self) -> tuple[str, ...]:
+        """The topics of mail that resume the run."""
+        return (BUDGET_TOPIC,)
+
+    @property
+    def only_for_time(self) -> bool:
+        """A caller does not wait for it: that may take days."""
+        return False
 
 
 class OutageWait(RunWaiting):

@@ -45,6 +45,7 @@ from holdfast.core.run.turns import (
     TurnStatus,
     make_digest,
 )
+from holdfast.core.run.waiting import BudgetExhausted
 from holdfast.core.validation import check_choice
 from holdfast.ids import make_id
 from holdfast.runtime.operations.forking import copy_turns
@@ -342,7 +343,7 @@ class Conversation(Generic[OutputT]):
         match record.status:
             case RunStatus.WAITING:
                 waiting = read_waiting(record)
-                if waiting.calls and not waiting.only_for_time:
+                if isinstance(waiting, BudgetExhausted) or (waiting.calls and not waiting.only_for_time):
                     raise waiting
             case RunStatus.PARKED:
                 raise make_parked_error(record)

@@ -16,7 +16,7 @@ from holdfast.clock import Clock
 from holdfast.core.errors import DefinitionError, PayloadError
 from holdfast.core.json_schema import find_mismatch
 from holdfast.core.json_value import JsonValue, to_json_value
-from holdfast.core.run.mail import CHILD_TOPIC, ENDED_TOPIC, MESSAGE_TOPIC, encode_message
+from holdfast.core.run.mail import BUDGET_TOPIC, CHILD_TOPIC, ENDED_TOPIC, MESSAGE_TOPIC, encode_message
 from holdfast.core.run.waiting import (
     TOKEN_LENGTH,
     Answer,
@@ -233,6 +233,13 @@ class Mailer:
             parent = await self._get_record(above) if above is not None else None
             if parent is not None and parent.status is RunStatus.WAITING and CHILD_TOPIC in parent.wake_on:
                 await self._wake_parents(child.run_id)
+
+    async def wake_over_budget(self) -> None:
+        """Resume the runs that wait for their budget: a limit was raised."""
+        async for record in iter_runs(self._store, RunFilter(statuses=frozenset({RunStatus.WAITING}))):
+            if BUDGET_TOPIC in record.wake_on:
+                with suppress(RunEnded, RunNotFound):  # meanwhile
+                    await self._post(record.run_id, BUDGET_TOPIC, b"{}", None)
 
     async def _wake_parents(self, run_id: str) -> None:
         """Notify the runs above a child: only its parent resumes it."""

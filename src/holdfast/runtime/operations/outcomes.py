@@ -8,9 +8,10 @@ from holdfast.checkpoint.record import RunRecord, RunStatus, StoredRun
 from holdfast.checkpoint.store import RunStore, get_record
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.errors import RunCancelled, RunFailed, RunParked
+from holdfast.core.run.mail import BUDGET_TOPIC
 from holdfast.core.run.result import Result
 from holdfast.core.run.turns import TURN_TOPIC, ConversationIdle
-from holdfast.core.run.waiting import RunWaiting
+from holdfast.core.run.waiting import BudgetExhausted, RunWaiting
 from holdfast.runtime.agent_registry import find_loop
 from holdfast.runtime.changes import ChangeSignal
 
@@ -65,6 +66,8 @@ async def wait_for_result(
 
 def read_waiting(record: RunRecord) -> RunWaiting:
     """Return what a waiting run waits for, as an error."""
+    if BUDGET_TOPIC in record.wake_on:
+        return BudgetExhausted(record.run_id, record.reason, record.wake_at)
     calls = decode(record.progress, Progress).calls.undecided
     if not calls and TURN_TOPIC in record.wake_on:
         return ConversationIdle(record.run_id)

@@ -17,9 +17,11 @@ from holdfast.core.agents.agent import AgentSource
 from holdfast.core.agents.calls import NOT_EXECUTED, UNKNOWN
 from holdfast.core.execution.calling.tool_calls import UNKNOWN_OUTCOME
 from holdfast.core.loop import PendingCall
+from holdfast.core.run.mail import BUDGET_TOPIC, Mail
 from holdfast.core.run.run_events import CallDecided
 from holdfast.core.run.state import RunState
 from holdfast.core.run.waiting import Decision, WaitingCall
+from holdfast.ids import make_id
 from holdfast.runtime.agent_registry import find_loop
 
 
@@ -55,8 +57,11 @@ class Requeuer:
             await claims.release_claim(claim, Release(status=RunStatus.INTERRUPTED))
 
     async def requeue(self, run_id: str) -> None:
-        """Make a parked, failed or cancelled run interrupted."""
+        """Make a parked, failed or cancelled run interrupted, or one that waits for its budget."""
         record = await get_record(self._store, run_id)
+        if record.status is RunStatus.WAITING and BUDGET_TOPIC in record.wake_on:
+            await self._store.post(run_id, Mail(mail_id=make_id(), topic=BUDGET_TOPIC, body=b"{}"))
+            return None
         if record.status is RunStatus.PARKED:
             return await self.unpark(run_id, {})
         if record.status not in (RunStatus.FAILED, RunStatus.CANCELLED):
@@ -108,21 +113,22 @@ class Requeuer:
 
 
 def _record_decision(run_id: str, state: RunState, call: PendingCall, decision: Decision, now: datetime) -> None:
-    """Record who has resolved a call in doubt: for watchers, and with the step if the call has its result."""
+    """Record who has resolved a call in doubt: for watchers and observers, and with the step if it has its result."""
     step = state.steps + 1
     event = CallDecided(run_id=run_id, step=step, call_id=call.call_id, tool=call.tool, decision=decision, at=now)
     state.recorded_events.append((len(state.history), msgspec.json.encode(event)))
+    wait = WaitingCall(
+        run_id=run_id,
+        call_id=call.call_id,
+        step=step,
+        tool=call.tool,
+        kind="result",
+        arguments=call.arguments,
+        asked_at=now,
+        decision=decision,
+    )
+    state.calls = msgspec.structs.replace(state.calls, resolved=(*state.calls.resolved, wait))
     if call.call_id in state.results:
-        wait = WaitingCall(
-            run_id=run_id,
-            call_id=call.call_id,
-            step=step,
-            tool=call.tool,
-            kind="result",
-            arguments=call.arguments,
-            asked_at=now,
-            decision=decision,
-        )
         state.calls = state.calls.set_wait(wait)
 
 

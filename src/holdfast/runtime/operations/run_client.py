@@ -232,11 +232,11 @@ class RunClient:
         await self._stored.requeuer.unpark(run_id, resolutions or {}, by=by, via=via)
 
     async def requeue(self, run_id: str) -> None:
-        """Make a parked, failed or cancelled run interrupted, durably: a worker resumes it after its last good step.
+        """Leave a parked, failed or cancelled run, or one that waits for its budget, to the workers, durably.
 
         Raises:
             RunNotFound: there is no such run. RunBusy: a live worker owns it.
-            RunNotClaimable: it is done, or waits for a time or for mail.
+            RunNotClaimable: it is done, or waits for a time or for other mail.
         """
         await self._stored.get_claims()
         await self._stored.requeuer.requeue(run_id)

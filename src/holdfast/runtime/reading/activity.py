@@ -9,9 +9,9 @@ import msgspec
 from holdfast.checkpoint.record import TERMINAL_STATUSES, RunFilter, RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore
 from holdfast.checkpoint.workers import RunCount, WorkerHeartbeat
-from holdfast.runtime.reading.run_summary import QUIET_AFTER, summarize_run
+from holdfast.runtime.reading.run_summary import QUIET_AFTER, describe_reason, summarize_run
 
-#: Records of running, interrupted and parked runs that are read at most, each.
+#: Records of running, interrupted, parked and waiting runs that are read at most, each.
 _MAX_RECORDS = 1000
 
 
@@ -54,6 +54,18 @@ class StuckRun(msgspec.Struct, frozen=True, kw_only=True):
     description: str
 
 
+class ReasonCount(msgspec.Struct, frozen=True, kw_only=True):
+    """Runs of one agent that do not continue, for the same reason."""
+
+    agent: str
+    status: RunStatus
+    #: Without ids, texts and times: see `describe_reason`.
+    reason: str
+    count: int
+    #: When the oldest of them was last written.
+    since: datetime
+
+
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
     """A store at one moment."""
 
@@ -65,6 +77,8 @@ class Activity(msgspec.Struct, frozen=True, kw_only=True):
     is_partial: bool
     #: Finished steps of the runs that are running.
     steps: dict[str, int]
+    #: The stuck and the waiting runs, by reason: the largest group first.
+    reasons: Sequence[ReasonCount] = ()
 
     @property
     def ended(self) -> int:
@@ -91,6 +105,7 @@ async def read_activity(store: RunStore, now: datetime) -> Activity:
     running, more_running = await _read(store, RunStatus.RUNNING)
     interrupted, more_interrupted = await _read(store, RunStatus.INTERRUPTED)
     parked, more_parked = await _read(store, RunStatus.PARKED)
+    waiting, more_waiting = await _read(store, RunStatus.WAITING)
     alive = [record for record in running if record.owner_alive]
     stuck = [record for record in running if not record.owner_alive or now - record.updated_at > QUIET_AFTER]
     stuck += [*parked, *(record for record in interrupted if record.strikes > 1)]
@@ -99,7 +114,8 @@ async def read_activity(store: RunStore, now: datetime) -> Activity:
         counts=counts,
         workers=[_describe_worker(each) for each in join_workers(fleet.workers, running)],
         stuck=[_describe(record, now) for record in sorted(stuck, key=lambda record: record.updated_at)],
-        is_partial=more_running or more_interrupted or more_parked,
+        is_partial=more_running or more_interrupted or more_parked or more_waiting,
+        reasons=_count_reasons([*stuck, *waiting], now),
         steps={record.run_id: summarize_run(record).steps for record in alive},
     )
 
@@ -147,6 +163,24 @@ def _describe_worker(worker: WorkerRuns) -> WorkerActivity:
         pid=None if heartbeat is None else heartbeat.worker.process.pid,
         last_heartbeat=None if heartbeat is None else heartbeat.last_at,
     )
+
+
+def _count_reasons(records: Sequence[RunRecord], now: datetime) -> Sequence[ReasonCount]:
+    groups: dict[tuple[str, RunStatus, str], list[RunRecord]] = {}
+    for record in records:
+        run = summarize_run(record, now)
+        groups.setdefault((run.agent, run.status, describe_reason(run)), []).append(record)
+    counts = [
+        ReasonCount(
+            agent=agent,
+            status=status,
+            reason=reason,
+            count=len(members),
+            since=min(record.updated_at for record in members),
+        )
+        for (agent, status, reason), members in groups.items()
+    ]
+    return sorted(counts, key=lambda each: (-each.count, each.agent, each.reason))
 
 
 def _describe(record: RunRecord, now: datetime) -> StuckRun:

@@ -1,5 +1,6 @@
 """RunSummary: one run without its transcript, and the sentence that says what it does, waits for or needs."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -12,6 +13,7 @@ from holdfast.checkpoint.errors import RecordDecodeError
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import TERMINAL_STATUSES, RunRecord, RunStatus
 from holdfast.core.run.info import RunInfo
+from holdfast.core.run.mail import BUDGET_TOPIC
 from holdfast.core.run.messages import Usage
 from holdfast.core.run.waiting import WaitingCall
 from holdfast.runtime.reading.formatting import (
@@ -27,6 +29,8 @@ from holdfast.runtime.reading.formatting import (
 QUIET_AFTER = timedelta(minutes=10)
 
 _REASON_LENGTH = 160
+#: Where the words of a reason end that many runs share.
+_REASON_DETAILS = re.compile(r" \(|: | until |, ")
 _ZERO = timedelta(0)
 
 
@@ -187,11 +191,11 @@ def describe_run(run: RunSummary, waits: Sequence[WaitingCall], now: datetime) -
     match run.status:
         case RunStatus.WAITING if run.wake_at is not None and run.wake_at <= now:
             pieces = [Piece(describe_status(RunStatus.INTERRUPTED))]
-        case RunStatus.WAITING if waits:
+        case RunStatus.WAITING if waits and BUDGET_TOPIC not in run.wake_on:
             pieces = list(_describe_wait(waits[0], now))
             if len(waits) > 1:
                 pieces.append(Piece(f", and {format_count(len(waits) - 1, 'more call')}"))
-        case RunStatus.WAITING if run.conversation:
+        case RunStatus.WAITING if run.conversation and BUDGET_TOPIC not in run.wake_on:
             pieces = [Piece(f"waits for the next message, after {format_count(run.turns, 'turn')}")]
         case RunStatus.QUEUED | RunStatus.INTERRUPTED:
             pieces = _describe_unowned(run, now)
@@ -224,6 +228,17 @@ def describe_status(status: RunStatus, reason: str = "") -> str:
         case RunStatus.FAILED:
             return reason
     return ""
+
+
+def describe_reason(run: RunSummary) -> str:
+    """Return why a run does not continue, without ids, texts and times: the same words for the same cause."""
+    if run.status is RunStatus.WAITING:
+        if run.reason.startswith("the time "):
+            return "a time"
+        return _REASON_DETAILS.split(run.reason, maxsplit=1)[0] or "mail"
+    if run.status is RunStatus.RUNNING:
+        return "no progress"
+    return run.reason.partition(": ")[0] or ("its worker died" if run.owner is not None else "")
 
 
 def _describe_wait(call: WaitingCall, now: datetime) -> Iterator[Piece]:

@@ -9,12 +9,13 @@ from starlette.responses import Response
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.core.errors import DefinitionError
 from holdfast.root_error import HoldfastError
+from holdfast.runtime.operations.bulk_actions import BULK_ACTIONS, BulkAction
 from holdfast.runtime.reading.formatting import utc_now
 from holdfast.web.auth import find_visible
 from holdfast.web.ui.needs import count_needs
 from holdfast.web.ui.pages.run_filter import RunsFilter, parse_filter
 from holdfast.web.ui.pages.runs_page import ListedRun, make_row, read_rows
-from holdfast.web.ui.run_view.actions import BULK_ACTIONS, BulkAction, read_form
+from holdfast.web.ui.run_view.actions import read_form
 from holdfast.web.ui.site import Site, get_principal
 
 #: Runs that one action takes.
@@ -44,7 +45,7 @@ async def apply(site: Site, request: Request) -> Response:
     for run_id in _list_run_ids(form)[:MAX_RUNS]:
         try:
             await find_visible(site.store, get_principal(request), run_id)
-            await action.apply(site, run_id)
+            await action.apply(site.app, run_id)
             done += 1
         except HoldfastError as exc:
             refused.append(str(exc))

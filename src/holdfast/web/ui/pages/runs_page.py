@@ -15,6 +15,7 @@ from holdfast.checkpoint.store import RunStore
 from holdfast.checkpoint.workers import Fleet
 from holdfast.core.errors import DefinitionError
 from holdfast.core.run.waiting import WaitingCall
+from holdfast.runtime.operations.bulk_actions import BULK_ACTIONS
 from holdfast.runtime.operations.conversations import CONVERSATION_LABEL
 from holdfast.runtime.reading.formatting import utc_now
 from holdfast.runtime.reading.run_summary import Piece, RunSummary, describe_run, summarize_run
@@ -25,7 +26,7 @@ from holdfast.web.ui.live import Fragment, stream_fragments
 from holdfast.web.ui.needs import count_needs
 from holdfast.web.ui.pages.run_filter import NEEDS_YOU, STATUS_CHOICES, RunsFilter, parse_filter
 from holdfast.web.ui.pages.saved_filters import list_words, read_saved
-from holdfast.web.ui.run_view.actions import BULK_ACTIONS, redirect
+from holdfast.web.ui.run_view.actions import redirect
 from holdfast.web.ui.site import Site, can_start, get_principal
 from holdfast.web.ui.untaken import find_untaken
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -11,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from holdfast.checkpoint.errors import RunNotFound
-from holdfast.checkpoint.record import TERMINAL_STATUSES, RunRecord, RunStatus
+from holdfast.checkpoint.record import RunRecord
 from holdfast.checkpoint.store import get_record
 from holdfast.core.agents.calls import NOT_EXECUTED
 from holdfast.core.errors import DefinitionError
@@ -221,44 +220,3 @@ def redirect(request: Request, path: str, said: str) -> Response:
     """Show a page, with what an action has said."""
     said = f"?said={said}" if said else ""
     return RedirectResponse(f"{request.scope.get('root_path', '')}{path}{said}", status_code=303)
-
-
-class BulkAction(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be done to many runs, and to which."""
-
-    verb: str
-    #: For the sentence that follows the number of runs.
-    past: str
-    statuses: frozenset[RunStatus]
-    apply: Callable[[Site, str], Awaitable[None]]
-    is_destructive: bool = False
-
-
-BULK_ACTIONS = {
-    "cancel": BulkAction(
-        verb="Cancel",
-        past="cancelled, or asked to stop",
-        statuses=frozenset(RunStatus) - TERMINAL_STATUSES - {RunStatus.REMOVED},
-        apply=lambda site, run_id: site.app.cancel(run_id),
-        is_destructive=True,
-    ),
-    "resume": BulkAction(
-        verb="Resume",
-        past="left to the workers, which resume them",
-        statuses=frozenset({RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.PARKED}),
-        apply=lambda site, run_id: site.app.requeue(run_id),
-    ),
-    "unpark": BulkAction(
-        verb="Unpark",
-        past="unparked",
-        statuses=frozenset({RunStatus.PARKED}),
-        apply=lambda site, run_id: site.app.unpark(run_id),
-    ),
-    "remove": BulkAction(
-        verb="Remove",
-        past="removed",
-        statuses=TERMINAL_STATUSES,
-        apply=lambda site, run_id: site.store.remove(run_id),
-        is_destructive=True,
-    ),
-}
