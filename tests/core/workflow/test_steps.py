@@ -412,16 +412,17 @@ async def test_a_workflow_takes_no_more_steps_than_its_bound() -> None:
         assert (details.status, details.steps) == (RunStatus.FAILED, 3)
 
 
-def test_what_is_no_async_function_is_refused() -> None:
+def test_what_is_no_function_with_one_result_is_refused() -> None:
     async def generate() -> Any:
         yield 1
 
-    def plain() -> None: ...
+    def generate_plainly() -> Any:
+        yield 1
 
-    with pytest.raises(DefinitionError, match="async generator"):
+    with pytest.raises(DefinitionError, match="is a generator"):
         workflow(generate)
-    with pytest.raises(DefinitionError, match="write `async def`, and move code that blocks into a tool"):
-        workflow(plain)  # type: ignore[arg-type]
+    with pytest.raises(DefinitionError, match="is a generator"):
+        workflow(generate_plainly)
     with pytest.raises(DefinitionError, match="annotate"):
 
         @workflow

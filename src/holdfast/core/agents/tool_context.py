@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from holdfast.core.execution.calling.call_tokens import CallTokens
     from holdfast.core.execution.calling.call_transaction import CallTransaction
     from holdfast.core.execution.step import StepContext
+    from holdfast.core.workflow.function.function_thread import FunctionThread
     from holdfast.core.workflow.workflow_run import WorkflowRun
 
 #: Set while the native loop calls a model.
@@ -137,10 +138,10 @@ _CURRENT_CALL: ContextVar[ToolContext | None] = ContextVar("holdfast_call", defa
 
 
 #: Set while the function of a workflow runs.
-CURRENT_WORKFLOW: ContextVar["WorkflowRun | None"] = ContextVar("holdfast_workflow", default=None)
+CURRENT_WORKFLOW: ContextVar["WorkflowRun | FunctionThread | None"] = ContextVar("holdfast_workflow", default=None)
 
 
-def find_workflow() -> "WorkflowRun | None":
+def find_workflow() -> "WorkflowRun | FunctionThread | None":
     """Return the workflow whose function calls this; `None` outside of one, and inside the body of a tool."""
     return CURRENT_WORKFLOW.get() if _CURRENT_CALL.get() is None else None
 

@@ -1,4 +1,4 @@
-"""`@workflow`: a plain async function whose runs survive their processes."""
+"""`@workflow`: a function whose runs survive their processes."""
 
 import functools
 import inspect
@@ -9,13 +9,15 @@ from holdfast.core.agents.agent import Agent, Bounds
 from holdfast.core.agents.agent_tools import to_tool_name
 from holdfast.core.agents.calls import Effect
 from holdfast.core.agents.tool import Tool
-from holdfast.core.agents.tool_context import current_call
+from holdfast.core.agents.tool_context import current_call, find_workflow
+from holdfast.core.errors import DefinitionError
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.result import OutputT
 from holdfast.core.validation import check_callable
-from holdfast.core.workflow.function.restart import Restart
 from holdfast.core.workflow.function.workflow_function import WorkflowFunction
+from holdfast.core.workflow.restart import Restart
 from holdfast.core.workflow.workflow_loop import WorkflowLoop
+from holdfast.core.workflow.workflow_run import WorkflowRun
 
 #: A workflow takes more steps than an agent: each call is one.
 DEFAULT_BOUNDS = Bounds(max_steps=10_000)
@@ -26,14 +28,14 @@ class Workflow(Generic[OutputT]):
 
     def __init__(
         self,
-        function: Callable[..., Awaitable[OutputT | Restart]],
+        function: Callable[..., Awaitable[OutputT | Restart] | OutputT | Restart],
         *,
         name: str | None = None,
         description: str | None = None,
         bounds: Bounds = DEFAULT_BOUNDS,
         agent_id: str = "",
     ) -> None:
-        """Make a workflow of an async function.
+        """Make a workflow of a function. One that is not async runs in a thread, and uses `block_on`.
 
         Args:
             name: interrupted runs find their function by it. By default that of the function.
@@ -42,7 +44,7 @@ class Workflow(Generic[OutputT]):
             agent_id: stored with each run; tells versions of one function apart.
 
         Raises:
-            DefinitionError: the function is not an `async def`, or a parameter has no annotation.
+            DefinitionError: the function is a generator, or a parameter has no annotation.
         """
         check_callable("the function of a workflow", function)
         self.name: str = name if name is not None else str(getattr(function, "__name__", ""))
@@ -57,9 +59,15 @@ class Workflow(Generic[OutputT]):
         """Return the agent whose loop calls the function."""
         return self._agent
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Awaitable[OutputT]:
-        """Call the function itself: nothing is recorded, for tests and as a part of another workflow."""
-        return self.function(*args, **kwargs)  # type: ignore[return-value]  # a `Restart` is for those who expect one
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function itself: nothing is recorded, for tests and as a part of another workflow.
+
+        Raises:
+            DefinitionError: a plain function is called by an async workflow, whose event loop it would block.
+        """
+        if self.loop.function.in_thread and isinstance(find_workflow(), WorkflowRun):
+            raise DefinitionError(f"workflow {self.name} is a plain function: call it with run_agent()")
+        return self.function(*args, **kwargs)
 
     def to_tool(self) -> Tool:
         """Return the workflow as a tool of an agent. Each call is a child run; a repeated call attaches to it."""
@@ -75,14 +83,28 @@ class Workflow(Generic[OutputT]):
         return f"Workflow({self.name!r})"
 
 
+class WorkflowDecorator:
+    """Makes a workflow of a function, with options."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+
+    @overload
+    def __call__(self, function: Callable[..., Awaitable[OutputT | Restart]], /) -> Workflow[OutputT]: ...
+    @overload
+    def __call__(self, function: Callable[..., OutputT | Restart], /) -> Workflow[OutputT]: ...
+    def __call__(self, function: Callable[..., Any], /) -> Any:
+        return Workflow(function, **self._options)
+
+
 @overload
 def workflow(function: Callable[..., Awaitable[OutputT | Restart]], /) -> Workflow[OutputT]: ...
 @overload
+def workflow(function: Callable[..., OutputT | Restart], /) -> Workflow[OutputT]: ...
+@overload
 def workflow(
     *, name: str | None = None, description: str | None = None, bounds: Bounds = DEFAULT_BOUNDS, agent_id: str = ""
-) -> Callable[[Callable[..., Awaitable[OutputT | Restart]]], Workflow[OutputT]]: ...
+) -> WorkflowDecorator: ...
 def workflow(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-    """Make a `Workflow` of an async function, as a decorator with or without options, which are those of `Workflow`."""
-    if function is not None:
-        return Workflow(function)
-    return functools.partial(Workflow, **options)
+    """Make a `Workflow` of a function, as a decorator with or without options, which are those of `Workflow`."""
+    return WorkflowDecorator(options) if function is None else Workflow(function)

@@ -15,6 +15,7 @@ from holdfast.core.agents.tool_context import find_workflow
 from holdfast.core.errors import DefinitionError, RunError
 from holdfast.core.validation import check_count, check_text
 from holdfast.core.workflow.first import Race
+from holdfast.core.workflow.function.function_thread import FunctionThread
 from holdfast.core.workflow.steps.step_calls import AgentStep, FunctionStep, ValueStep
 from holdfast.core.workflow.undo import Saga
 from holdfast.core.workflow.workflow_run import WorkflowRun
@@ -28,6 +29,8 @@ def current_workflow(name: str) -> WorkflowRun:
         RunError: no function of a workflow calls it, or a tool does, which is a step itself.
     """
     run = find_workflow()
+    if isinstance(run, FunctionThread):
+        raise RunError(f"{name}() works in a plain workflow only in an async function that block_on() runs")
     if not isinstance(run, WorkflowRun):
         raise RunError(f"{name}() works only in the function of a workflow, and not inside of its tools")
     return run

@@ -16,7 +16,7 @@ from holdfast.core.execution.step import StepContext
 from holdfast.core.ports import Ports, Resumption
 from holdfast.core.run.messages import ToolCall, ToolResult
 from holdfast.core.run.waiting import RunWaiting
-from holdfast.core.workflow.function.restart import Life
+from holdfast.core.workflow.restart import Life
 from holdfast.core.workflow.steps.step_calls import StepCall
 from holdfast.core.workflow.steps.step_log import WORKFLOW_SCOPE
 from holdfast.core.workflow.suspension import Unwind

@@ -16,6 +16,7 @@ from holdfast.core.run.result import OutputT
 from holdfast.core.run.status import RunStatus
 from holdfast.core.workflow.steps.step_calls import StepCall
 from holdfast.core.workflow.steps.step_log import make_digest
+from holdfast.core.workflow.workflow_run import WorkflowRun
 
 
 class StartedRun(msgspec.Struct, Generic[OutputT], frozen=True, kw_only=True):
@@ -80,7 +81,7 @@ async def start(
         DefinitionError: the App does not know the agent.
     """
     name = agent if isinstance(agent, str) else agent.name
-    if (workflow := find_workflow()) is not None:
+    if isinstance(workflow := find_workflow(), WorkflowRun):
         step = _StartStep(workflow.attempt, name, prompt, inputs, key, detached)
         return await workflow.call(step)  # type: ignore[no-any-return]
     return await _start(current_call(), name, prompt, inputs, key, detached)
@@ -108,7 +109,7 @@ def get_started_runs(call: ToolContext) -> StartedRuns:
 
 async def _call(kind: "type[_HandleStep]", run: StartedRun[Any], argument: Any) -> Any:
     """Make an operation as a step of a workflow, or as a part of the current call."""
-    if (workflow := find_workflow()) is not None:
+    if isinstance(workflow := find_workflow(), WorkflowRun):
         return await workflow.call(kind(workflow.attempt, run, argument))
     call = current_call()
     started = get_started_runs(call)

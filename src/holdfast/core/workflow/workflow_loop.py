@@ -12,8 +12,8 @@ from holdfast.core.execution.step import StepContext
 from holdfast.core.json_value import to_json_value
 from holdfast.core.loop import FinishedCall, PendingCall
 from holdfast.core.run.messages import NATIVE_CODEC, MessageCodec, ToolResult, User
-from holdfast.core.workflow.function.restart import Life, Restart
 from holdfast.core.workflow.function.workflow_function import WorkflowFunction
+from holdfast.core.workflow.restart import Life, Restart
 from holdfast.core.workflow.steps.step_log import StepLog
 from holdfast.core.workflow.suspension import Unwind
 from holdfast.core.workflow.undo import WorkflowScope
@@ -121,7 +121,7 @@ class WorkflowLoop:
         _CURRENT_CALL.set(None)  # a child run has inherited the call that started it
         try:
             async with WorkflowScope(run):
-                output = await self.function.call(arguments)
+                output = await self.function.call(run, arguments)
                 if isinstance(output, Restart):
                     output = _NextLife(self.function.bind_restart(output))
         except BaseException as exc:

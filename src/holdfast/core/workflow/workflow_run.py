@@ -18,7 +18,7 @@ from holdfast.core.execution.step import StepContext, take_messages
 from holdfast.core.run.messages import Reply, ToolCall, ToolResult, User
 from holdfast.core.run.prompt import summarize_prompt
 from holdfast.core.run.run_events import StepStarted
-from holdfast.core.workflow.function.restart import Life
+from holdfast.core.workflow.restart import Life
 from holdfast.core.workflow.steps.step_calls import StepCall, ToolStep
 from holdfast.core.workflow.steps.step_errors import StepError
 from holdfast.core.workflow.steps.step_log import StepIdentity, StepLog

@@ -10,7 +10,10 @@ from typing import Any, Union, get_args, get_origin
 from holdfast.core.agents.tool import Signature
 from holdfast.core.errors import DefinitionError
 from holdfast.core.json_value import to_json_value
-from holdfast.core.workflow.function.restart import Restart
+from holdfast.core.workflow.function.body_check import warn_about_body
+from holdfast.core.workflow.function.function_thread import FunctionThread
+from holdfast.core.workflow.restart import Restart
+from holdfast.core.workflow.workflow_run import WorkflowRun
 
 
 class WorkflowFunction:
@@ -20,18 +23,16 @@ class WorkflowFunction:
         """Read the signature.
 
         Raises:
-            DefinitionError: the function is not an `async def`, or its parameters cannot be described as JSON.
+            DefinitionError: the function is a generator, or its parameters cannot be described as JSON.
         """
-        if inspect.isasyncgenfunction(function):
+        if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
             raise DefinitionError(
-                f"workflow {name} is an async generator: return the result, and show progress with steps of its own"
+                f"workflow {name} is a generator: return the result, and show progress with steps of its own"
             )
-        if not inspect.iscoroutinefunction(function):
-            raise DefinitionError(
-                f"workflow {name} is a plain function: write `async def`, and move code that blocks into a tool, "
-                "which may be a plain function"
-            )
+        warn_about_body(function, name)
         self._name, self.function = name, function
+        #: It is a plain function, which is called in a thread.
+        self.in_thread: bool = not any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
         try:
             self._signature = Signature(function)
         except DefinitionError as exc:
@@ -82,8 +83,10 @@ class WorkflowFunction:
             )
         return free[0]
 
-    async def call(self, arguments: dict[str, Any]) -> Any:
-        """Call the function."""
+    async def call(self, run: WorkflowRun, arguments: dict[str, Any]) -> Any:
+        """Call the function, whose steps `run` makes."""
+        if self.in_thread:
+            return await FunctionThread(run).call(self.function, arguments)
         return await self.function(**arguments)
 
 

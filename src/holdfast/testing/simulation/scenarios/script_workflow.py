@@ -9,10 +9,11 @@ from holdfast.core.agents.tool_context import find_workflow
 from holdfast.core.agents.waiting_tools import ask_person, sleep, wait_for
 from holdfast.core.execution.calling.tool_calls import UNKNOWN_OUTCOME
 from holdfast.core.workflow.definition import Workflow
-from holdfast.core.workflow.function.restart import Restart
 from holdfast.core.workflow.recorded import first, map_items, random, run_agent, saga
+from holdfast.core.workflow.restart import Restart
 from holdfast.core.workflow.started_run import start
 from holdfast.core.workflow.steps.step_errors import StepDenied, StepFailed, StepTimeout
+from holdfast.core.workflow.workflow_run import WorkflowRun
 from holdfast.testing.simulation.scenarios.script_agent import ACTOR, make_prompt
 from holdfast.testing.simulation.scenarios.script_tools import SCRIPTED, WORKFLOW_TOOLS
 
@@ -29,7 +30,7 @@ class _Life:
 
     def __init__(self, number: int) -> None:
         workflow = find_workflow()
-        assert workflow is not None
+        assert isinstance(workflow, WorkflowRun), "the script is an async function"
         self._run_id, self._number = workflow.attempt.info.run_id, number
         self._ledger, self._process = SCRIPTED.get().ledger, SCRIPTED.get().process
         #: What the code of this attempt has seen, by place.
