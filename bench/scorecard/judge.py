@@ -4,6 +4,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+#: Over which the growth of the storage is measured.
+FURTHER_RUNS = 10
+
 
 class Trial(NamedTuple):
     """One kill, and what followed."""
@@ -17,7 +20,6 @@ class Trial(NamedTuple):
     unknown_reported: bool
     #: Whether the same id, given again after the end, returned the result and had no effect.
     result_again: bool
-    storage_bytes: int
 
     @property
     def killed_effect(self) -> str:
@@ -37,10 +39,11 @@ class Scores(NamedTuple):
     #: Without a kill, with the approval sent twice.
     approval_consumed_once: bool
     result_again: int
-    storage_bytes: int
+    #: By which the storage grows with each further run.
+    run_bytes: int
 
 
-def judge(trials: Sequence[Trial]) -> Scores:
+def judge(trials: Sequence[Trial], run_bytes: int) -> Scores:
     """Return the scores of one system. The first trial has no kill.
 
     The call at which the process was killed was not finished for the system, so its repetition counts only for the
@@ -57,7 +60,7 @@ def judge(trials: Sequence[Trial]) -> Scores:
         unknown_reported=sum(trial.unknown_reported for trial in killed if trial.point == "after pay"),
         approval_consumed_once=whole.effects.count("pay") == 1,
         result_again=sum(trial.result_again for trial in trials),
-        storage_bytes=whole.storage_bytes,
+        run_bytes=run_bytes,
     )
 
 

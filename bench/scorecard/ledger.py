@@ -20,9 +20,10 @@ LAST = EFFECTS[-1]
 
 
 class Ledger:
-    """The effects that a program has had, over all its processes."""
+    """The effects that a run has had, over all its processes."""
 
     def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
         self._effects, self._kill, self._reported = folder / "effects", folder / "kill", folder / "reported"
 
     def plan_kill(self, point: str) -> None:

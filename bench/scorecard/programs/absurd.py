@@ -6,10 +6,8 @@ from typing import Any
 import psycopg
 from absurd_sdk import AsyncAbsurd
 from absurdctl import BUNDLED_SCHEMA_SQL
-from bench.scorecard.programs.command import RUN_ID, Place, main, wait_for_end
+from bench.scorecard.programs.command import Place, main, wait_for_end
 from bench.scorecard.programs.step_program import run_program
-
-APPROVAL = f"approval:{RUN_ID}"
 
 
 def open_client(place: Place) -> AsyncAbsurd:
@@ -18,7 +16,7 @@ def open_client(place: Place) -> AsyncAbsurd:
     @absurd.register_task("order")
     async def execute(params: Any, context: Any) -> str:
         async def wait_for_approval() -> object:
-            return await context.await_event(APPROVAL)
+            return await context.await_event(f"approval of {place.run_id}")
 
         return await run_program(place.ledger, context.step, wait_for_approval)
 
@@ -31,8 +29,8 @@ async def submit(place: Place) -> str:
             await connection.execute(BUNDLED_SCHEMA_SQL.encode())
     absurd = open_client(place)
     await absurd.create_queue()
-    task = await absurd.spawn("order", {}, idempotency_key=RUN_ID)
-    worker = asyncio.create_task(absurd.start_worker(claim_timeout=3))
+    task = await absurd.spawn("order", {}, idempotency_key=place.run_id)
+    worker = asyncio.create_task(absurd.start_worker(claim_timeout=10))
     reader = AsyncAbsurd(place.postgres)
     result = await reader.await_task_result(task["task_id"])
     absurd.stop_worker()
@@ -42,7 +40,7 @@ async def submit(place: Place) -> str:
 
 async def work(place: Place) -> None:
     absurd = open_client(place)
-    worker = asyncio.create_task(absurd.start_worker(claim_timeout=3))
+    worker = asyncio.create_task(absurd.start_worker(claim_timeout=10))
     await wait_for_end(place.ledger)
     absurd.stop_worker()
     await worker
@@ -53,7 +51,7 @@ async def approve(place: Place) -> None:
         await asyncio.sleep(0.05)
     absurd = AsyncAbsurd(place.postgres)
     for _ in range(2):
-        await absurd.emit_event(APPROVAL, True, "default")
+        await absurd.emit_event(f"approval of {place.run_id}", True, "default")
 
 
 if __name__ == "__main__":

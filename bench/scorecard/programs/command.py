@@ -12,19 +12,25 @@ from typing import NamedTuple
 
 from bench.scorecard.ledger import LAST, Ledger
 
-RUN_ID = "order-1"
 RESULT = f"result of {LAST}"
 
 
 class Place(NamedTuple):
-    """Where a program keeps its runs, and its ledger."""
+    """Where a program keeps its runs, and the run that it executes."""
 
+    #: Shared by the processes of a trial.
     folder: Path
     postgres: str
+    run_id: str
 
     @property
     def ledger(self) -> Ledger:
-        return Ledger(self.folder)
+        return Ledger(self.folder / self.run_id)
+
+    @property
+    def store(self) -> Path:
+        """The folder whose size is the storage of the system."""
+        return self.folder / "store"
 
 
 Command = Callable[[Place], Awaitable[str | None]]
@@ -32,8 +38,8 @@ Command = Callable[[Place], Awaitable[str | None]]
 
 def main(**commands: Command) -> None:
     """Run the command of the command line, and print its result."""
-    name, folder, postgres = sys.argv[1:4]
-    result = asyncio.run(_call(commands[name], Place(Path(folder), postgres)))
+    name, folder, postgres, run_id = sys.argv[1:]
+    result = asyncio.run(_call(commands[name], Place(Path(folder), postgres, run_id)))
     if result is not None:
         print(result, flush=True)
 

@@ -7,39 +7,39 @@ from pathlib import Path
 from typing import Any
 
 from bench.scorecard.ledger import BATCH, EFFECTS, Ledger
-from bench.scorecard.programs.command import RUN_ID, Place, main, sleep_for_turn, wait_for_end
+from bench.scorecard.programs.command import Place, main, sleep_for_turn, wait_for_end
 from dbos import DBOS, DBOSClient, SetWorkflowID
 
-LEDGER = Ledger(Path(sys.argv[2]))
+FOLDER = Path(sys.argv[2])
 
 
 @DBOS.step()
-async def take(effect: str) -> str:
+async def take(run_id: str, effect: str) -> str:
     if effect in BATCH:
         await sleep_for_turn(effect)
-    return LEDGER.perform(effect)
+    return Ledger(FOLDER / run_id).perform(effect)
 
 
 @DBOS.workflow()
-async def fetch(effect: str) -> str:
-    return await take(effect)
+async def fetch(run_id: str, effect: str) -> str:
+    return await take(run_id, effect)
 
 
 @DBOS.workflow()
-async def order() -> str:
+async def order(run_id: str) -> str:
     for effect in EFFECTS[:5]:
-        await take(effect)
+        await take(run_id, effect)
     await DBOS.recv_async("approval", timeout_seconds=600)
-    await take("pay")
-    await take("model-3")
-    handles = [await DBOS.start_workflow_async(fetch, effect) for effect in BATCH]
+    await take(run_id, "pay")
+    await take(run_id, "model-3")
+    handles = [await DBOS.start_workflow_async(fetch, run_id, effect) for effect in BATCH]
     for handle in handles:
         await handle.get_result()
-    return await take(EFFECTS[-1])
+    return await take(run_id, EFFECTS[-1])
 
 
 def database_url(place: Place) -> str:
-    return f"sqlite:///{place.folder / 'dbos.sqlite'}"
+    return f"sqlite:///{place.store / 'dbos.sqlite'}"
 
 
 def launch(place: Place) -> None:
@@ -50,8 +50,8 @@ def launch(place: Place) -> None:
 
 async def submit(place: Place) -> str:
     launch(place)
-    with SetWorkflowID(RUN_ID):
-        handle = await DBOS.start_workflow_async(order)
+    with SetWorkflowID(place.run_id):
+        handle = await DBOS.start_workflow_async(order, place.run_id)
     result = str(await handle.get_result())
     print(result, flush=True)
     os._exit(0)  # some of its threads outlive the event loop
@@ -68,7 +68,7 @@ async def approve(place: Place) -> None:
         await asyncio.sleep(0.05)
     client = DBOSClient(system_database_url=database_url(place))
     for _ in range(2):
-        await client.send_async(RUN_ID, True, "approval")
+        await client.send_async(place.run_id, True, "approval")
 
 
 if __name__ == "__main__":

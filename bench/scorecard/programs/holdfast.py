@@ -1,20 +1,16 @@
-"""holdfast: an agent with a scripted model, on SQLite with its defaults."""
+"""holdfast: an agent, on SQLite with its defaults."""
 
 import asyncio
 from collections.abc import Sequence
 
-from bench.scorecard.ledger import BATCH, EFFECTS, Ledger
-from bench.scorecard.programs.command import RUN_ID, Place, main, sleep_for_turn, wait_for_end
+from bench.scorecard.ledger import Ledger
+from bench.scorecard.programs.agent_script import ask_model
+from bench.scorecard.programs.command import Place, main, sleep_for_turn, wait_for_end
 
 from holdfast import Agent, App, Approve, Reply, ToolCall, ToolResult, tool
 from holdfast.core import Message, ToolSchema
 from holdfast.root_error import HoldfastError
 from holdfast.runtime.operations.run_client import RunClient
-
-#: The calls that the model asks for, by step.
-STEPS = (*((effect,) for effect in EFFECTS[1:4]), ("pay",), BATCH)
-#: The number of the model call in each step: the three looks are steps of their own, and only the first is counted.
-MODEL = {0: "model-1", 3: "model-2", 4: "model-3", 5: "model-4"}
 
 
 def make_agent(ledger: Ledger) -> Agent:
@@ -35,22 +31,20 @@ def make_agent(ledger: Ledger) -> Agent:
         results = [message for message in messages if isinstance(message, ToolResult)]
         if any("Unknown outcome" in result.content for result in results):
             ledger.report_unknown()
-        step = next((n for n, calls in enumerate(STEPS) if calls[0] not in {r.call_id for r in results}), len(STEPS))
-        text = ledger.perform(MODEL[step]) if step in MODEL else ""
-        calls = STEPS[step] if step < len(STEPS) else ()
-        names = {effect: effect.partition("-")[0] for effect in calls}
-        return Reply(text=text, tool_calls=[ToolCall(id=e, name=names[e], arguments={"effect": e}) for e in calls])
+        text, wanted = ask_model(ledger, [result.call_id for result in results])
+        names = {effect: effect.partition("-")[0] for effect in wanted}
+        return Reply(text=text, tool_calls=[ToolCall(id=e, name=names[e], arguments={"effect": e}) for e in wanted])
 
     return Agent(name="clerk", model=model, tools=[look, fetch, pay])
 
 
 def store_url(place: Place) -> str:
-    return f"sqlite:{place.folder / 'runs.db'}"
+    return f"sqlite:{place.store / 'runs.db'}"
 
 
 async def submit(place: Place) -> str:
     async with App([make_agent(place.ledger)], store_url(place)) as app:
-        return str((await app.run("clerk", "Pay order 1.", run_id=RUN_ID, through_waits=True)).output)
+        return str((await app.run("clerk", "Pay order 1.", run_id=place.run_id, through_waits=True)).output)
 
 
 async def work(place: Place) -> None:
@@ -59,14 +53,14 @@ async def work(place: Place) -> None:
 
 
 async def approve(place: Place) -> None:
-    while not (place.folder / "runs.db").exists():
+    while not (place.store / "runs.db").exists():
         await asyncio.sleep(0.05)
     async with RunClient.open(store_url(place)) as client:
         while not (waiting := await client.pending()):
             await asyncio.sleep(0.05)
         for _ in range(2):
             try:
-                await client.answer(RUN_ID, waiting[0].call_id, Approve())
+                await client.answer(place.run_id, waiting[0].call_id, Approve())
             except HoldfastError:
                 return  # the second one may be refused
 

@@ -6,12 +6,10 @@ import operator
 from typing import Annotated, Any, TypedDict
 
 from bench.scorecard.ledger import BATCH, EFFECTS, LAST, Ledger
-from bench.scorecard.programs.command import RUN_ID, Place, main, sleep_for_turn
+from bench.scorecard.programs.command import Place, main, sleep_for_turn
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, interrupt
-
-CONFIG: Any = {"configurable": {"thread_id": RUN_ID}}
 
 
 class Results(TypedDict):
@@ -47,22 +45,24 @@ def make_graph(ledger: Ledger, saver: Any) -> Any:
 
 
 async def submit(place: Place) -> str:
-    async with AsyncSqliteSaver.from_conn_string(str(place.folder / "checkpoints.db")) as saver:
+    config: Any = {"configurable": {"thread_id": place.run_id}}
+    async with AsyncSqliteSaver.from_conn_string(str(place.store / "checkpoints.db")) as saver:
         graph = make_graph(place.ledger, saver)
-        state = await graph.aget_state(CONFIG)
+        state = await graph.aget_state(config)
         given: Any = None if state.values else {"results": []}
         while True:
-            values = await graph.ainvoke(given, CONFIG, durability="sync")
-            state = await graph.aget_state(CONFIG)
+            values = await graph.ainvoke(given, config, durability="sync")
+            state = await graph.aget_state(config)
             if not state.next:
                 return str(values["results"][-1])
-            while not (place.folder / "approval").exists():
+            while not (place.folder / f"approval of {place.run_id}").exists():
                 await asyncio.sleep(0.05)
             given = Command(resume=True)
 
 
 async def approve(place: Place) -> None:
-    (place.folder / "approval").touch()  # an interrupt has no mailbox: the caller resumes with the answer
+    # An interrupt has no mailbox: the caller resumes with the answer.
+    (place.folder / f"approval of {place.run_id}").touch()
 
 
 if __name__ == "__main__":

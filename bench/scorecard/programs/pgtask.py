@@ -3,7 +3,7 @@
 import asyncio
 from urllib.parse import parse_qs, quote, urlsplit
 
-from bench.scorecard.programs.command import RUN_ID, Place, main, wait_for_end
+from bench.scorecard.programs.command import Place, main, wait_for_end
 from bench.scorecard.programs.step_program import run_program
 from pgtask import Client, Task, TaskRegistry, Worker
 
@@ -25,15 +25,15 @@ def make_worker(place: Place) -> tuple[Worker, object]:
 
         return await run_program(place.ledger, task.step, wait_for_approval)
 
-    return Worker(encode_host(place.postgres), registry, lease_duration=3, poll_interval=1), execute
+    return Worker(encode_host(place.postgres), registry, lease_duration=10, poll_interval=1), execute
 
 
 async def submit(place: Place) -> str:
     client = await Client.connect(encode_host(place.postgres))
     await client.migrate()
     worker, definition = make_worker(place)
-    handle = await client.enqueue(definition.request(None, idempotency_key=RUN_ID))  # type: ignore[attr-defined]
-    (place.folder / "task").write_text(handle.id)
+    handle = await client.enqueue(definition.request(None, idempotency_key=place.run_id))  # type: ignore[attr-defined]
+    (place.folder / f"task of {place.run_id}").write_text(handle.id)
     working = asyncio.create_task(worker.run())
     result = await handle.result()
     worker.shutdown()
@@ -50,11 +50,11 @@ async def work(place: Place) -> None:
 
 
 async def approve(place: Place) -> None:
-    while not (place.folder / "task").exists():
+    while not (place.folder / f"task of {place.run_id}").exists():
         await asyncio.sleep(0.05)
     client = await Client.connect(encode_host(place.postgres))
     for _ in range(2):
-        await client.emit_signal((place.folder / "task").read_text(), "approval", True)
+        await client.emit_signal((place.folder / f"task of {place.run_id}").read_text(), "approval", True)
 
 
 if __name__ == "__main__":

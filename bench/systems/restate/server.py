@@ -33,10 +33,10 @@ class Server:
 
     def __init__(self, job: Job) -> None:
         self._folder = Path(job["folder"])
-        ingress, self._admin, fabric = (f"127.0.0.1:{free_port()}" for _ in range(3))
+        self.ingress, self.admin, fabric = (f"127.0.0.1:{free_port()}" for _ in range(3))
         settings = {
-            "RESTATE_INGRESS__BIND_ADDRESS": ingress,
-            "RESTATE_ADMIN__BIND_ADDRESS": self._admin,
+            "RESTATE_INGRESS__BIND_ADDRESS": self.ingress,
+            "RESTATE_ADMIN__BIND_ADDRESS": self.admin,
             "RESTATE_BIND_ADDRESS": fabric,
             "RESTATE_ADVERTISED_ADDRESS": f"http://{fabric}",
             "RESTATE_LISTEN_MODE": "tcp",
@@ -50,7 +50,7 @@ class Server:
                 [program(), "--no-logo"], env=os.environ | settings, stdout=log, stderr=log, preexec_fn=die_with_parent
             )
         limits = httpx.Limits(max_connections=None)
-        self._client = httpx.AsyncClient(base_url=f"http://{ingress}", timeout=_NO_TIMEOUT, limits=limits)
+        self._client = httpx.AsyncClient(base_url=f"http://{self.ingress}", timeout=_NO_TIMEOUT, limits=limits)
 
     @property
     def pid(self) -> int:
@@ -79,8 +79,8 @@ class Server:
                 return
             await asyncio.sleep(0.02)
 
-    async def stop(self) -> None:
-        self._process.kill()
+    async def stop(self, *, orderly: bool = False) -> None:
+        self._process.terminate() if orderly else self._process.kill()
         self._process.wait()
         await self._client.aclose()
 
@@ -94,7 +94,7 @@ class Server:
         return answer.json()["rows"] if answer is not None and answer.is_success else None
 
     async def _ask(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        url = f"http://{self._admin}/{path}"
+        url = f"http://{self.admin}/{path}"
         return await self._client.post(url, json=body, headers={"accept": "application/json"})
 
 
@@ -103,7 +103,7 @@ async def serving(job: Job) -> AsyncIterator[Server]:
     """A server that calls the agent of this process: a new one, or the one that the folder has from before."""
     known = Path(job["folder"]) / "port"
     port = int(known.read_text()) if known.exists() else free_port()
-    async with listening(port):
+    async with listening(port, service):
         server = Server(job)
         try:
             if not known.exists():
@@ -116,8 +116,8 @@ async def serving(job: Job) -> AsyncIterator[Server]:
 
 
 @asynccontextmanager
-async def listening(port: int) -> AsyncIterator[None]:
-    """The agent's handler answers on this port. Hypercorn's limits are raised as Restate's documentation says."""
+async def listening(port: int, service: restate.Service | restate.Workflow) -> AsyncIterator[None]:
+    """The service answers on this port. Hypercorn's limits are raised as Restate's documentation says."""
     config = Config()
     config.bind = [f"127.0.0.1:{port}"]
     config.loglevel = "ERROR"
