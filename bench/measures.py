@@ -88,4 +88,17 @@ WATCHERS = (
     Measure("slowdown", "of a plain run", "×", _quotient("step", "plain_step"), ratio="itself", every_size=True),
 )  # fmt: skip
 
+WORKFLOWS = (
+    Measure("workflows", "workflows a second", "/s", lambda r, n: r["runs"] / r["seconds"], "more", "limit",
+            every_size=True),
+    Measure("workflow p50", "p50", "ms", lambda r, n: r["latencies"]["p50"] * 1e3, every_size=True),
+    Measure("workflow p99", "p99", "ms", lambda r, n: r["latencies"]["p99"] * 1e3, every_size=True),
+)  # fmt: skip
+SLEEPS = (
+    Measure("sleep", "a sleep", "ms", lambda r, n: r["seconds"] / n["sleeps"] * 1e3, ratio="limit", every_size=True),
+    Measure("first sleeps", "first hundred sleeps", "ms", _of_result("first_steps", 1e3)),
+    Measure("last sleeps", "last hundred sleeps", "ms", _of_result("last_steps", 1e3)),
+    Measure("sleep growth", "last / first", "×", _quotient("last_steps", "first_steps"), ratio="itself"),
+)
+
 PROCESSOR = Measure("cpu", "processor time a step", "ms", lambda r, n: r["cpu"] / r["runs"] / r["steps"] * 1e3)

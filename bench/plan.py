@@ -72,6 +72,10 @@ _PEERS = {"langgraph": _DELTA, "dbos": _STORES, "restate": ("server",)}
 #: Their workers lease tasks: W3 would measure how long a lease lasts.
 _TASK_QUEUES = {"absurd": ("postgres",), "pgtask": ("postgres",)}
 _20_STEPS, _200_STEPS = {"steps": 20}, {"steps": 200}
+#: Systems whose workflows are measured, and how many of these run.
+_FLOWS = {"holdfast": _FORMS, "dbos": _STORES, "restate": ("server",), "absurd": ("postgres",)}
+_SLEEPERS = tuple(f"{store}{how}" for store in _STORES for how in ("", "-left", "-left-restart"))
+_ALONE, _CROWD = {"runs": 100, "parallel": 1}, {"runs": 384, "parallel": 128}
 _FLEET = {"runs": 500, "steps": 20}
 
 WORKLOADS = {
@@ -127,6 +131,31 @@ WORKLOADS = {
     "w10": Workload("W10: LangGraph's savers and ours", "runs", {"langgraph": _SAVERS},
                     (Size(128, 3, {"steps": 10}, short=False),), (m.RATE, m.PROCESSOR),
                     limit="langgraph {store}-langgraph"),
+    "w11": Workload(
+        "W11: workflows, one after the other",
+        "steps",
+        {"raw": ("file", "sqlite-1", "postgres-1"), **_FLOWS},
+        (Size(1, 3, _ALONE, short=False), Size(3, 3, _ALONE), Size(9, 3, _ALONE, short=False),
+         Size(1000, 3, {"runs": 1, "parallel": 1}, short=False)),
+        m.WORKFLOWS,
+        limit="raw {store}-1",
+    ),
+    "w12": Workload(
+        "W12: workflows, 128 at a time",
+        "steps",
+        {"raw": ("file", "sqlite-group-1", "postgres-group-1"), **_FLOWS},
+        (Size(1, 3, _CROWD, short=False), Size(3, 3, _CROWD), Size(9, 3, _CROWD, short=False)),
+        m.WORKFLOWS,
+        limit="raw {store}-group-1",
+    ),
+    "w13": Workload(
+        "W13: a workflow that sleeps",
+        "sleeps",
+        {"raw": ("file", "sqlite-1", "postgres-1"), **_FLOWS, "holdfast": _SLEEPERS},
+        (Size(1000, 3, short=False),),
+        m.SLEEPS,
+        limit="raw {store}-1",
+    ),
 }  # fmt: skip
 
 

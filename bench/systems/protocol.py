@@ -34,6 +34,9 @@ class Job(TypedDict, total=False):
     steps: int
     bytes: int
     runs: int
+    #: Workflows at a time.
+    parallel: int
+    sleeps: int
     workers: int
     turns: int
     watchers: int

@@ -25,6 +25,14 @@ JOBS = [
     Job("w8", Size(90), Subject("holdfast", "sqlite")),
     Job("w8", Size(90), Subject("holdfast", "postgres")),
     Job("w9", Size(2, 1, FEW), Subject("holdfast", "sqlite")),
+    Job("w11", Size(3, 1, {"runs": 2, "parallel": 1}), Subject("raw", "sqlite-1")),
+    Job("w11", Size(3, 1, {"runs": 2, "parallel": 1}), Subject("holdfast", "sqlite-once")),
+    Job("w12", Size(3, 1, {"runs": 4, "parallel": 2}), Subject("raw", "postgres-group-1")),
+    Job("w12", Size(3, 1, {"runs": 4, "parallel": 2}), Subject("holdfast", "postgres")),
+    Job("w13", Size(4), Subject("raw", "sqlite-1")),
+    Job("w13", Size(4), Subject("holdfast", "sqlite")),
+    Job("w13", Size(4), Subject("holdfast", "sqlite-left")),
+    Job("w13", Size(4), Subject("holdfast", "sqlite-left-restart")),
 ]
 
 #: What is idle, and what keeps nothing, may cost nothing.

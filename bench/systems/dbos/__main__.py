@@ -12,6 +12,7 @@ import time
 from bench.systems import protocol
 from bench.systems.dbos.agent import agent, plain_agent, watch
 from bench.systems.dbos.system import database_url, launched
+from bench.systems.dbos.workflows import many_sleeps, many_workflows
 from bench.systems.footprint import footprint
 from bench.systems.new_process import look_and_resume
 from bench.systems.protocol import Job, Result
@@ -22,6 +23,7 @@ CAVEATS = {
     "two commits.",
     "w2": "All runs are started at once, without a queue; its timeout for a connection is raised so that none fails.",
     "w3": "Its own recovery, which runs each workflow again from the start with the recorded results.",
+    "w13": "A sleep stays in its process.",
     "w5": "pydantic-ai's own integration (DBOSDurability); the tool is a DBOS step, too.",
 }
 
@@ -114,6 +116,9 @@ if __name__ == "__main__":
             "w2": many_runs,
             "w3": interrupted,
             "w5": pydantic_ai_agent,
+            "w11": many_workflows,
+            "w12": many_workflows,
+            "w13": many_sleeps,
         },
         packages=["dbos", "sqlalchemy", "pydantic-ai-slim"],
         caveats=CAVEATS,

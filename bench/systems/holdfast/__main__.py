@@ -7,6 +7,7 @@ from bench.systems.holdfast.recovery import interrupted
 from bench.systems.holdfast.runs import many_runs, one_run
 from bench.systems.holdfast.scale import filled_store
 from bench.systems.holdfast.watchers import watched_run
+from bench.systems.holdfast.workflows import many_sleeps, many_workflows
 from bench.systems.protocol import main
 
 if __name__ == "__main__":
@@ -20,6 +21,9 @@ if __name__ == "__main__":
             "w7": fleet,
             "w8": filled_store,
             "w9": watched_run,
+            "w11": many_workflows,
+            "w12": many_workflows,
+            "w13": many_sleeps,
         },
         packages=["holdfast", "apsw", "msgspec", "psycopg"],
     )

@@ -10,10 +10,11 @@ import time
 from collections.abc import Iterator
 
 from bench.systems.footprint import footprint
-from bench.systems.protocol import Job, Result, kill_self, latencies, main, since_process_start, text
+from bench.systems.protocol import Job, Result, Workload, kill_self, latencies, main, since_process_start, text
 from bench.systems.raw.group_commit import GroupCommit
 from bench.systems.raw.log import Log, open_log
 from bench.systems.raw.row import Row
+from bench.systems.workflow_load import measure_workflows
 
 
 def step(job: Job, run: int, number: int) -> Iterator[list[Row]]:
@@ -58,6 +59,37 @@ async def many_runs(job: Job) -> Result:
     return {"seconds": took, "runs": job["runs"], "steps": job["steps"], "latencies": latencies(times)}
 
 
+async def many_workflows(job: Job) -> Result:
+    """Commit the result of each step of a workflow, alone or with those of the others that wait."""
+    log = open_log(job)
+    group = GroupCommit(log) if "group" in job["variant"] else None
+
+    async def execute(run: int) -> None:
+        for number in range(job["steps"]):
+            row = Row(run + 1, number, text(number, job["bytes"]).encode())
+            if group is None:
+                log.append([row])
+            else:
+                await group.append([row])
+
+    result = await measure_workflows(job, execute)
+    if group is not None:
+        group.stop()
+    log.close()
+    return result
+
+
+def many_sleeps(job: Job) -> Result:
+    """Commit a row for each sleep, and sleep for nothing."""
+    log, times = open_log(job), [time.perf_counter()]
+    for number in range(job["sleeps"]):
+        log.append([Row(0, number, b"sleep")])
+        times.append(time.perf_counter())
+    log.close()
+    rounds = [after - earlier for earlier, after in itertools.pairwise(times)]
+    return {"seconds": sum(rounds), "step_seconds": rounds}
+
+
 def interrupted(job: Job) -> Result:
     """Lists what is there, reads it all, and adds a step to each: what any recovery has to do."""
     log = open_log(job)
@@ -88,4 +120,5 @@ def _resume(job: Job, log: Log, ends: dict[int, int]) -> None:
 
 
 if __name__ == "__main__":
-    main({"w1": one_run, "w2": many_runs, "w3": interrupted, "w5": one_run}, packages=["psycopg"])
+    workloads: dict[str, Workload] = {"w1": one_run, "w2": many_runs, "w3": interrupted, "w5": one_run}
+    main(workloads | {"w11": many_workflows, "w12": many_workflows, "w13": many_sleeps}, packages=["psycopg"])

@@ -12,9 +12,11 @@ from bench.systems.new_process import look_and_resume
 from bench.systems.protocol import Job, Result
 from bench.systems.restate.agent import watch
 from bench.systems.restate.server import Server, serving
+from bench.systems.restate.workflows import many_sleeps, many_workflows
 
 CAVEATS = {
     "all": "A server beside the agent's process, with its default settings; a reply is safe before its tool is called.",
+    "w13": "A sleep of less than a minute keeps its connection.",
     "w3": "Server and agent died together, so the time has the server's start in it; left alone, the server would "
     "outlive its agents. It hands a run its journal when it calls it, so loading has no figure of its own.",
 }
@@ -104,7 +106,14 @@ async def resume(job: Job) -> Result:
 
 if __name__ == "__main__":
     protocol.main(
-        {"w1": one_run, "w2": many_runs, "w3": interrupted},
+        {
+            "w1": one_run,
+            "w2": many_runs,
+            "w3": interrupted,
+            "w11": many_workflows,
+            "w12": many_workflows,
+            "w13": many_sleeps,
+        },
         packages=["restate-sdk", "hypercorn"],
         caveats=CAVEATS,
     )

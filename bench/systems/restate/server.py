@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import restate
 from bench.systems.protocol import Job
-from bench.systems.restate.agent import service
+from bench.systems.restate.agent import service as agent_service
 from hypercorn.asyncio import serve
 from hypercorn.config import Config
 
@@ -68,8 +68,11 @@ class Server:
 
     async def run(self, steps: int, size: int) -> None:
         """Have the agent run, and wait for its end."""
-        sizes = {"steps": steps, "bytes": size}
-        (await self._client.post("/agent/run", json=sizes)).raise_for_status()
+        await self.call("agent/run", {"steps": steps, "bytes": size})
+
+    async def call(self, handler: str, sizes: dict[str, int]) -> None:
+        """Call a handler, and wait for its end."""
+        (await self._client.post(f"/{handler}", json=sizes)).raise_for_status()
 
     async def until_unfinished(self, runs: int) -> None:
         """Wait until the server knows this many unfinished runs. It answers only when it has started."""
@@ -99,8 +102,8 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(job: Job) -> AsyncIterator[Server]:
-    """A server that calls the agent of this process: a new one, or the one that the folder has from before."""
+async def serving(job: Job, service: restate.Service = agent_service) -> AsyncIterator[Server]:
+    """A server that calls the service of this process: a new one, or the one that the folder has from before."""
     known = Path(job["folder"]) / "port"
     port = int(known.read_text()) if known.exists() else free_port()
     async with listening(port, service):
