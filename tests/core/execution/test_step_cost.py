@@ -17,6 +17,7 @@ from holdfast.core.ports import Ports
 from holdfast.core.run.messages import Message, Reply, ToolCall, Usage
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.manual_clock import ManualClock
+from holdfast.workflows import workflow
 
 STEPS = 600
 
@@ -95,3 +96,23 @@ async def test_a_step_makes_few_python_calls(effect: str, most: int) -> None:
     finally:
         sys.setprofile(None)
     assert Counter(model.events[10:110]).most_common(1)[0][0] <= most
+
+
+@pytest.mark.parametrize(("effect", "most"), [("once", 142), ("pure", 112)])
+async def test_a_step_of_a_workflow_makes_few_python_calls(effect: str, most: int) -> None:
+    """The figures may fall, not grow. In processor time such a step costs what a step of an agent costs."""
+    counts, look = Counting(calls=1, kinds=["call"]), Tool(_seen, name="look", effect=effect)
+
+    @workflow
+    async def flow() -> None:
+        for number in range(STEPS):
+            await counts([], [])
+            await look(number)
+        sys.setprofile(None)
+
+    try:
+        await Executor(Ports(checkpoints=StoreCheckpoints(MemoryStore()))).run(flow, "")
+    finally:
+        sys.setprofile(None)
+    early, late = (Counter(part).most_common(1)[0][0] for part in (counts.events[10:110], counts.events[-100:]))
+    assert early == late <= most

@@ -37,7 +37,7 @@ else:
 class Signature:
     """The parameters of one function as a JSON schema."""
 
-    __slots__ = ("_fields", "_parameters", "_struct", "returns", "schema")
+    __slots__ = ("_fields", "_parameters", "_positional", "_struct", "returns", "schema")
 
     def __init__(self, function: Callable[..., Any], *, hidden: str | None = None) -> None:
         """Read the signature.
@@ -54,6 +54,8 @@ class Signature:
         given = [each for each in signature.parameters.values() if each.name != hidden]
         self._parameters = signature.replace(parameters=given)
         self._fields = _read_fields(self._parameters, hints, name)
+        each = self._parameters.parameters.values()
+        self._positional = [parameter.name for parameter in each if parameter.kind is not parameter.KEYWORD_ONLY]
         #: The annotation of the result; `Any` without one.
         self.returns: Any = hints.get("return", Any)
         try:
@@ -68,6 +70,8 @@ class Signature:
         Raises:
             TypeError: they do not fit the parameters.
         """
+        if not kwargs and len(args) == len(self._positional) == len(self._fields):
+            return dict(zip(self._positional, args, strict=True))  # `bind` is a tenth of a step
         return dict(self._parameters.bind(*args, **kwargs).arguments)
 
     def convert_arguments(self, given: Any) -> dict[str, Any]:

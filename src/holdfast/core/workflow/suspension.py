@@ -74,7 +74,8 @@ class Suspension:
 
     def end_work(self) -> None:
         self._working -= 1
-        self._schedule_check()
+        if self._resting:
+            self._schedule_check()
 
     async def rest(self, call_id: str = "") -> None:
         """Let the current task rest, within its work, until its call may have an answer.

@@ -123,7 +123,7 @@ class WorkflowRun:
             self.attempt.saver.check_transaction(call.tool, in_thread=call.in_thread)
         self.suspension.begin_work()
         try:
-            if call.call_id not in self.steps.calls:
+            if self._unmet.get(call.tool) and call.call_id not in self.steps.calls:
                 await self._refuse_changed_arguments(call)
             await self._announce(call)
             return await self._execute(call)
@@ -147,14 +147,15 @@ class WorkflowRun:
         stop.raise_if_stopped()
         if not call.is_cleanup:
             await self._check_limits()
-        self.consume_messages()
+        if attempt.mailbox.unread or self._state.nudges:
+            self.consume_messages()
         if isinstance(call, ToolStep) and call.undo is not None:
             self._state.undo_on_cancel = True
         resumed = call.call_id in self.steps.calls
         if not resumed:
             self._add_call(call)
         call.number = self.steps.numbers[call.call_id]
-        if not resumed:
+        if not resumed and call.approval is not None:
             context.tool_calls.add_approvals([call])
         if StepStarted in attempt.observers.wanted:
             await attempt.observers.publish(StepStarted(run_id=context.run_id, step=call.number))
@@ -170,7 +171,7 @@ class WorkflowRun:
     def _add_call(self, call: StepCall) -> None:
         can_undo = isinstance(call, ToolStep) and call.undo is not None
         request = ToolCall(
-            id=call.call_id, name=call.tool, arguments=call.arguments, effect=call.effect.value, can_undo=can_undo
+            id=call.call_id, name=call.tool, arguments=call.arguments, effect=call.effect, can_undo=can_undo
         )
         self.steps.add_call(request)
         self._state.history.append(Reply(tool_calls=(request,)))

@@ -152,14 +152,14 @@ class ToolStep(StepCall):
         Raises:
             TypeError: the arguments do not fit the tool.
         """
-        policy = tool.policy
+        policy, returns = tool.policy, tool.returns
         super().__init__(
             attempt,
             tool=tool.name,
             arguments=arguments,
             effect=policy.effect,
             key=key,
-            returns=Any if tool.returns is Deferred else tool.returns,
+            returns=Any if returns is Deferred else returns,
             errors=tool.errors,
             reconcile=policy.reconcile,
             in_thread=tool.in_thread,
