@@ -56,7 +56,7 @@ def test_a_file_over_the_limit_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_identifier_that_was_given_up_is_refused_in_code_docs_and_tests(tmp_path: Path) -> None:
-    for path in ("src/a.py", "docs/a.md", "tests/test_a.py"):
+    for path in ("src/a.py", "docs/a.md", "tests/test_a.py", "bench/.environments/peer/a.py"):
         _module(tmp_path, path, "\nOldName here, not OldNames\n")
     found = house.find_old_identifiers(tmp_path, ["OldName"])
     assert found == [

@@ -99,7 +99,8 @@ def run_trial(programs: Programs, point: str) -> Trial:
         programs.finish("submit", run_id)
         found = False
         if point:
-            assert not ledger.is_kill_pending, f"{programs.system.name} never came to {point}"
+            log = (programs.folder / "log").read_text()
+            assert not ledger.is_kill_pending, f"{programs.system.name} never came to {point}: {log[-2000:]}"
             programs.finish("work" if programs.system.finds_runs else "submit", run_id)
             wanted = 2 if point == f"after {LAST}" else 1
             found = programs.system.finds_runs and ledger.read().count(LAST) == wanted

@@ -52,7 +52,9 @@ async def serve(place: Place) -> None:
     await server.ready()
     if not (place.folder / "port").exists():
         (place.folder / "port").write_text(str(free_port()))
-    (place.folder / "addresses").write_text(f"{server.ingress} {server.admin}")
+    ready = place.folder / "starting"
+    ready.write_text(f"{server.ingress} {server.admin}")
+    ready.rename(place.folder / "addresses")  # at once, for those who wait for it
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     await ended.wait()
