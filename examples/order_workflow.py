@@ -1,7 +1,7 @@
 """An order as a workflow: it is priced, approved by a person within two days, paid, and shipped.
 
-It starts itself as a child process twice: the first process is killed with SIGKILL right after the payment took
-effect, the second one finishes the order. A ledger outside the store counts the payments.
+It starts itself as child processes in a folder of its own. All but the last are killed with SIGKILL: while the person
+is asked, and right after the payment took effect. A ledger outside the store has what really happened.
 """
 
 import asyncio
@@ -19,13 +19,28 @@ from holdfast import NOT_EXECUTED, App, Completed, RunWaiting, Value, tool
 from holdfast.core import ToolContext
 from holdfast.workflows import ask_person, first, sleep, workflow
 
-LEDGER = Path("payments.txt")
+LEDGER = Path("ledger.txt")
+
+
+def act(line: str) -> None:
+    """Let it happen, outside of the store. The argument of the process says where it is killed."""
+    kill_at(f"before {line}")
+    with LEDGER.open("a") as ledger:
+        ledger.write(f"{line}\n")
+    kill_at(f"after {line}")
+
+
+def kill_at(point: str) -> None:
+    if sys.argv[1:] == [point]:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 @dataclass
 class Order:
     id: str
     items: list[str]
+    #: For how long the person may decide.
+    patience: timedelta = timedelta(days=2)
 
 
 @tool(effect="pure")
@@ -34,29 +49,27 @@ async def find_price(item: str) -> int:
     return {"tea": 4, "pot": 21}[item]
 
 
-def is_paid(line: str) -> bool:
-    return line in LEDGER.read_text().splitlines()
+def has_happened(line: str) -> bool:
+    return LEDGER.exists() and line in LEDGER.read_text().splitlines()
 
 
 async def find_payment(call: ToolContext) -> Any:
     """Ask the bank, after a crash, whether the payment was made."""
-    line = f"{call.arguments['order_id']} {call.arguments['euro']}"
-    return Completed(f"receipt {line}") if is_paid(line) else NOT_EXECUTED
+    payment = f"{call.arguments['order_id']} {call.arguments['euro']}"
+    return Completed(f"receipt {payment}") if has_happened(f"pay {payment}") else NOT_EXECUTED
 
 
 @tool(reconcile=find_payment)
 def pay(order_id: str, euro: int) -> str:
     """Must not happen twice."""
-    with LEDGER.open("a") as ledger:
-        ledger.write(f"{order_id} {euro}\n")
-    if "--die" in sys.argv:
-        os.kill(os.getpid(), signal.SIGKILL)
+    act(f"pay {order_id} {euro}")
     return f"receipt {order_id} {euro}"
 
 
 @tool(effect="idempotent")
 async def ship(order_id: str) -> str:
-    """The carrier knows the order by its id."""
+    """The carrier knows the order by its id, and sends it once."""
+    act(f"ship {order_id}")
     return f"{order_id} is on its way"
 
 
@@ -64,7 +77,7 @@ async def ship(order_id: str) -> str:
 async def fulfil(order: Order) -> str:
     prices = await asyncio.gather(*(find_price(item) for item in order.items))
     winner, answer = await first(
-        decided=ask_person(f"Pay {sum(prices)} euro?", options=["yes", "no"]), expired=sleep(timedelta(days=2))
+        decided=ask_person(f"Pay {sum(prices)} euro?", options=["yes", "no"]), expired=sleep(order.patience)
     )
     if winner == "expired" or answer != "yes":
         return f"{order.id} was not ordered"
@@ -79,6 +92,7 @@ async def execute() -> None:
         except RunWaiting:
             [question] = await app.pending()
             print("asked:", question.reason, flush=True)
+            kill_at("while asked")
             await app.answer("o-7", question.call_id, Value("yes"), by="ann")
             result = await app.result("o-7")
         print(result.output, flush=True)
@@ -86,11 +100,11 @@ async def execute() -> None:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        for argument in ("--die", "--finish"):
+        for argument in ("while asked", "after pay o-7 25", "to the end"):
             child = subprocess.run([sys.executable, Path(__file__).resolve(), argument], cwd=folder, check=False)
-            killed = child.returncode == -signal.SIGKILL
-            payments = Path(folder, LEDGER).read_text().splitlines()
-            print("killed" if killed else "finished", "with payments", payments)
+            ended = "killed" if child.returncode == -signal.SIGKILL else "finished"
+            ledger = Path(folder, LEDGER)
+            print(f"{ended} {argument}: {ledger.read_text().splitlines() if ledger.exists() else 'nothing'}")
 
 
 if __name__ == "__main__":
@@ -101,6 +115,8 @@ if __name__ == "__main__":
 
 # Output:
 # asked: Pay 25 euro? (yes, no)
-# killed with payments ['o-7 25']
+# killed while asked: nothing
+# asked: Pay 25 euro? (yes, no)
+# killed after pay o-7 25: ['pay o-7 25']
 # receipt o-7 25, o-7 is on its way
-# finished with payments ['o-7 25']
+# finished to the end: ['pay o-7 25', 'ship o-7']

@@ -16,6 +16,10 @@ T = TypeVar("T")
 WaitUntilIdle = Callable[[str, ProcessIdentity], Awaitable[None]]
 
 
+#: A store that opens slowly, as behind a transaction pooler, has few kills a minute, and only some come within a call.
+_PATIENCE_S = 300
+
+
 class Environment:
     """One store in this process, which is both called and read."""
 
@@ -66,7 +70,7 @@ class CrashingEnvironment(Environment):
     ) -> None:
         super().__init__(build, seconds)
         self._wait_until_idle = wait_until_idle
-        self._deadline = self._stop_at + 60
+        self._deadline = self._stop_at + _PATIENCE_S
         self._factory, self._location = factory, location
         self._rng = random.Random()
         self._kills_paused = False
@@ -82,7 +86,7 @@ class CrashingEnvironment(Environment):
         return self._store
 
     def is_time_up(self) -> bool:
-        """Return whether the time has passed and a kill has interrupted a call, or 60 more seconds have passed."""
+        """Return whether the time has passed and a kill has interrupted a call, or some more minutes have passed."""
         return super().is_time_up() and (self.interrupted_calls > 0 or SYSTEM_CLOCK.monotonic() > self._deadline)
 
     def get_process(self) -> ProcessIdentity:
