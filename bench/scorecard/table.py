@@ -53,9 +53,9 @@ SYSTEMS = (
     ),
     System(
         "holdfast, agent", "holdfast", "holdfast",
-        "The same tools, called by a model. It is asked before each look, so there are six calls of it. The looks are `pure`, and a reply that asks only for"
-        " `pure` or `idempotent` tools is saved when they take longer than 2 ms, not before: a kill inside a look repeats the model call before it. With"
-        " the default effect the reply is saved first. A payment in doubt is reported to the model.",
+        "The same tools, called by a model. It is asked before each look, so there are six calls of it, each of 150 ms. (A reply that takes less than 100 ms and"
+        " asks only for `pure` or `idempotent` tools may be repeated: it is saved up to 2 ms after these have started.) A payment in doubt is reported to the"
+        " model.",
         unclaimed=(),
     ),
     System(

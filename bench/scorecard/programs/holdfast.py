@@ -31,7 +31,7 @@ def make_agent(ledger: Ledger) -> Agent:
         results = [message for message in messages if isinstance(message, ToolResult)]
         if any("Unknown outcome" in result.content for result in results):
             ledger.report_unknown()
-        text, wanted = ask_model(ledger, [result.call_id for result in results])
+        text, wanted = await ask_model(ledger, [result.call_id for result in results])
         names = {effect: effect.partition("-")[0] for effect in wanted}
         return Reply(text=text, tool_calls=[ToolCall(id=e, name=names[e], arguments={"effect": e}) for e in wanted])
 

@@ -19,7 +19,7 @@ class ScriptedModel(Model):
         self._ledger = ledger
 
     async def get_response(self, system_instructions: Any, input: Any, *args: Any, **others: Any) -> ModelResponse:
-        text, wanted = ask_model(self._ledger, [] if isinstance(input, str) else list_finished(input))
+        text, wanted = await ask_model(self._ledger, [] if isinstance(input, str) else list_finished(input))
         content = ResponseOutputText(text=text, type="output_text", annotations=[])
         message = ResponseOutputMessage(
             id=text.replace(" ", "-"), content=[content], role="assistant", status="completed", type="message"

@@ -19,7 +19,7 @@ from pydantic_ai_harness.step_persistence import SqliteStepStore, StepPersistenc
 def make_agent(ledger: Ledger, store: SqliteStepStore) -> Agent[None, Any]:
     async def reply(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         parts = [part for message in messages for part in message.parts if isinstance(part, ToolReturnPart)]
-        text, wanted = ask_model(ledger, [part.tool_call_id for part in parts])
+        text, wanted = await ask_model(ledger, [part.tool_call_id for part in parts])
         calls = [ToolCallPart(effect.partition("-")[0], {"effect": effect}, tool_call_id=effect) for effect in wanted]
         return ModelResponse(parts=[TextPart(text), *calls])
 

@@ -3,6 +3,7 @@
 import sys
 from collections import Counter
 from collections.abc import Collection, Sequence
+from datetime import timedelta
 from types import FrameType
 from typing import Any
 
@@ -85,6 +86,29 @@ async def test_a_step_is_as_many_writes_as_it_needs_and_no_more(effect: str, cal
         sys.setprofile(None)
     begun_and_answered = 2
     assert least <= (len(host.store.writes) - begun_and_answered) / STEPS <= most
+
+
+@pytest.mark.parametrize(("seconds", "is_durable"), [(0.2, True), (0.01, False)])
+async def test_a_reply_that_took_long_is_durable_before_its_pure_tool_starts(seconds: float, is_durable: bool) -> None:
+    """A write of its own would double the cost of a step with a model that answers at once. Such models are rare."""
+    clock = ManualClock()
+    host = SimulatedHost(clock=clock)
+    stored = []
+
+    async def look(n: int) -> str:
+        stored.append(len(host.store.writes))
+        return "seen"
+
+    async def ask(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        await clock.advance(timedelta(seconds=seconds))
+        stored.append(len(host.store.writes))
+        asked = sum(isinstance(message, Reply) for message in messages)
+        return Reply(tool_calls=[ToolCall(id=str(asked), name="look", arguments={"n": asked})] if asked < 3 else [])
+
+    await host.executor.run(Agent(name="a", model=ask, tools=[Tool(look, name="look", effect="pure")]), "go")
+    # The first reply of an attempt is always saved first: if its tools end the process, the journal shows which did.
+    [_, _, asked, made, asked_later, made_later, _] = stored
+    assert (made > asked, made_later > asked_later) == (is_durable, is_durable)
 
 
 @pytest.mark.parametrize(("effect", "most"), [("once", 134), ("pure", 104)])

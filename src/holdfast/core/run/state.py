@@ -364,11 +364,13 @@ class StepTimer:
         """The model is asked now."""
         self._began_at, self._replied_at = self._clock.monotonic(), None
 
-    def reply(self) -> None:
-        """The reply is complete. Without `begin`, an earlier process has recorded it."""
-        self._replied_at = self._clock.monotonic()
+    def reply(self) -> float:
+        """The reply is complete: return how many seconds it took, 0 if an earlier process has recorded it."""
+        now, is_new = self._clock.monotonic(), self._replied_at is None
+        self._replied_at = now
         if self._began_at is None:
-            self._began_at = self._replied_at
+            self._began_at = now
+        return now - self._began_at if is_new else 0.0
 
     def add_call(self, call_id: str, started_at: float) -> None:
         """A call that was started then has its result."""

@@ -15,6 +15,7 @@ from holdfast.core.execution.calling.call_tokens import CallTokens
 from holdfast.core.execution.calling.call_transaction import CallTransaction
 from holdfast.core.execution.calling.child_runs import ChildRuns
 from holdfast.core.execution.calling.waits import WAITING, Waits
+from holdfast.core.execution.saving import SLOW_REPLY_S
 from holdfast.core.observer import CallEnded, CallFailed, CallInDoubt, CallStarted, StepEnded
 from holdfast.core.run.mail import CHILD_TOPIC
 from holdfast.core.run.messages import NO_USAGE, ONE_TOOL_CALL, ToolResult, Usage
@@ -76,7 +77,7 @@ class ToolCalls:
             not_started: except these, which the loop knows were never started, such as calls that wait for approval.
             in_order: they are made one after the other, so that a crash leaves at most one of them in doubt.
         """
-        self._times.reply()
+        reply_s = self._times.reply()
         attempt, known = self._attempt, self._state.calls
         if attempt.mailbox.unread:
             # What these notices are about is found by the calls that start the children again.
@@ -114,8 +115,11 @@ class ToolCalls:
             # If these calls end the process, the journal shows which did.
             await attempt.saver.save(force=True)
         elif attempt.saver.checkpointer is not None and not self._intent_pending:
-            self._intent_pending = True
-            attempt.services.intent_timer.schedule(self)
+            if reply_s >= SLOW_REPLY_S:
+                await attempt.saver.save()
+            else:
+                self._intent_pending = True
+                attempt.services.intent_timer.schedule(self)
 
     def add_approvals(self, calls: Iterable[CallRequest]) -> None:
         """Record the calls that wait for approval, before they are announced: they count as never started."""
