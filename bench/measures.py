@@ -94,6 +94,10 @@ WORKFLOWS = (
     Measure("workflow p50", "p50", "ms", lambda r, n: r["latencies"]["p50"] * 1e3, every_size=True),
     Measure("workflow p99", "p99", "ms", lambda r, n: r["latencies"]["p99"] * 1e3, every_size=True),
 )  # fmt: skip
+#: Of the longest workflow.
+WORKFLOW_STEP = Measure(
+    "workflow step", "a step", "ms", lambda r, n: r["seconds"] / r["runs"] / r["steps"] * 1e3, ratio="limit"
+)
 SLEEPS = (
     Measure("sleep", "a sleep", "ms", lambda r, n: r["seconds"] / n["sleeps"] * 1e3, ratio="limit", every_size=True),
     Measure("first sleeps", "first hundred sleeps", "ms", _of_result("first_steps", 1e3)),

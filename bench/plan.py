@@ -137,7 +137,7 @@ WORKLOADS = {
         {"raw": ("file", "sqlite-1", "postgres-1"), **_FLOWS},
         (Size(1, 3, _ALONE, short=False), Size(3, 3, _ALONE), Size(9, 3, _ALONE, short=False),
          Size(1000, 3, {"runs": 1, "parallel": 1}, short=False)),
-        m.WORKFLOWS,
+        (*m.WORKFLOWS, m.WORKFLOW_STEP),
         limit="raw {store}-1",
     ),
     "w12": Workload(

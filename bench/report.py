@@ -1,6 +1,6 @@
 """The report: a page of plots and one table, and a page of details with the targets and every workload."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from bench.figures import Figure, Figures, Spread
@@ -46,10 +46,69 @@ _COLUMNS = (
 )
 
 
+#: The names of the subjects in the tables of workflows.
+_FLOWS = {
+    Subject("raw", "sqlite-1"): "one raw commit a step, SQLite",
+    Subject("raw", "sqlite-group-1"): "raw group commit, SQLite",
+    Subject("raw", "postgres-1"): "one raw commit a step, PostgreSQL",
+    Subject("raw", "postgres-group-1"): "raw group commit, PostgreSQL",
+    Subject("holdfast", "sqlite"): "holdfast, SQLite",
+    Subject("holdfast", "sqlite-left"): "holdfast, SQLite, holding no process",
+    Subject("holdfast", "sqlite-left-restart"): "holdfast, SQLite, holding no process, `Restart`",
+    Subject("holdfast", "sqlite-once"): "holdfast, SQLite, `once` steps",
+    Subject("holdfast", "postgres"): "holdfast, PostgreSQL",
+    Subject("holdfast", "postgres-left"): "holdfast, PostgreSQL, holding no process",
+    Subject("holdfast", "postgres-left-restart"): "holdfast, PostgreSQL, holding no process, `Restart`",
+    Subject("holdfast", "postgres-once"): "holdfast, PostgreSQL, `once` steps",
+    Subject("restate", "server"): "Restate",
+    Subject("dbos", "sqlite"): "DBOS, SQLite",
+    Subject("dbos", "postgres"): "DBOS, PostgreSQL",
+    Subject("absurd", "postgres"): "Absurd, PostgreSQL",
+}
+
+#: The tables of workflows, by their titles.
+_FLOW_TABLES = {
+    "Workflows, one after the other: from the call to its result": (
+        ("1 step, p50", "w11", 1, "workflow p50"),
+        ("p99", "w11", 1, "workflow p99"),
+        ("3 steps, p50", "w11", 3, "workflow p50"),
+        ("p99", "w11", 3, "workflow p99"),
+        ("9 steps, p50", "w11", 9, "workflow p50"),
+        ("p99", "w11", 9, "workflow p99"),
+        ("each of 1,000 steps", "w11", 1000, "workflow step"),
+    ),
+    "Workflows, 128 at a time": (
+        ("1 step", "w12", 1, "workflows"),
+        ("p50", "w12", 1, "workflow p50"),
+        ("p99", "w12", 1, "workflow p99"),
+        ("3 steps", "w12", 3, "workflows"),
+        ("p50", "w12", 3, "workflow p50"),
+        ("p99", "w12", 3, "workflow p99"),
+        ("9 steps", "w12", 9, "workflows"),
+        ("p50", "w12", 9, "workflow p50"),
+        ("p99", "w12", 9, "workflow p99"),
+    ),
+    "A workflow that sleeps 1,000 times, without the time that it sleeps": (
+        ("each sleep", "w13", 1000, "sleep"),
+        ("first hundred", "w13", 1000, "first sleeps"),
+        ("last hundred", "w13", 1000, "last sleeps"),
+        ("last / first", "w13", 1000, "sleep growth"),
+    ),
+}
+
+_Columns = Sequence[tuple[str, str, int, str]]
+
+
 def front_page(results: Results) -> str:
-    """Return the generated part of the first page: the plots, one table, and the machine."""
+    """Return the generated part of the first page: the plots, the tables, and the machine."""
     plots = [f"**{words}.**\n\n![{words}](assets/{name}.svg)" for name, words in PLOTS.items()]
-    return "\n\n".join([*plots, _front_table(Figures(results.records)), _machine(results)])
+    known = Figures(results.records)
+    flows = [
+        f"**{title}.**\n\n{table}"
+        for title, columns in _FLOW_TABLES.items()
+        if "\n| " in (table := _front_table(known, _FLOWS, columns)).partition("---")[2]
+    ]
+    return "\n\n".join([*plots, _front_table(known, NAMES, _COLUMNS), *flows, _machine(results)])
 
 
 def details_page(results: Results) -> str:
@@ -71,15 +130,15 @@ def put_into(page: Path, generated: str) -> None:
     page.write_text(f"{before}{BEGIN}\n\n{generated}\n\n{END}{after}")
 
 
-def _front_table(figures: Figures) -> str:
+def _front_table(figures: Figures, names: Mapping[Subject, str], columns: _Columns) -> str:
     rows = []
-    for subject, name in NAMES.items():
-        found = [_find(figures, workload, size, subject, measure) for _, workload, size, measure in _COLUMNS]
-        if any(found) and "group" not in subject.variant:
+    for subject, name in names.items():
+        found = [_find(figures, workload, size, subject, measure) for _, workload, size, measure in columns]
+        if any(found) and (names is not NAMES or "group" not in subject.variant):
             cells = [_value(figure) if figure is not None else "" for figure in found]
             bold = "**" if subject.kind == "ours" else ""
             rows.append([f"{bold}{name}{bold}", *cells])
-    return _markdown(["", *(title for title, *_ in _COLUMNS)], rows)
+    return _markdown(["", *(title for title, *_ in columns)], rows)
 
 
 def _find(figures: Figures, workload: str, size: int, subject: Subject, measure: str) -> Figure | None:

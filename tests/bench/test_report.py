@@ -53,6 +53,23 @@ def test_the_first_table_has_a_row_for_each_system_and_leaves_blank_what_is_not_
     assert row_of(page, "DBOS, PostgreSQL") == "| DBOS, PostgreSQL |  |  |  | 80/s |  | 1.5 s |"
 
 
+def test_workflows_have_tables_of_their_own_once_they_are_measured() -> None:
+    timed = {"runs": 100, "steps": 3, "latencies": {"p50": 0.004, "p99": 0.02}}
+    page = front_page(
+        results(
+            record("w11", "holdfast", "sqlite", 3, seconds=0.5, **timed),
+            record("w11", "raw", "sqlite-1", 3, seconds=0.25, **timed),
+            record("w12", "raw", "sqlite-group-1", 3, seconds=0.25, **timed),
+        )
+    )
+    alone, crowd = (page.partition(title)[2] for title in ("one after the other", "128 at a time"))
+    assert row_of(alone.partition("128")[0], "**holdfast, SQLite**").startswith(
+        "| **holdfast, SQLite** |  |  | 4 ms | 20 ms |"
+    )
+    assert row_of(crowd, "raw group commit, SQLite").startswith("| raw group commit, SQLite |  |  |  | 400/s | 4 ms |")
+    assert "sleeps 1,000 times" not in page
+
+
 def test_the_page_keeps_the_text_around_the_generated_part(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
