@@ -99,10 +99,10 @@ mutants: $(READY) ## Change the code in sampled places and see whether a test fa
 bench: $(BENCH_READY) postgresql ## Measure against the raw limits of this machine and compare with the baseline (9 minutes)
 	$(BIN)/python -m bench --guard
 
-bench-peers: $(BENCH_READY) postgresql ## Measure against the peers, each in its own environment, and write the report (40 minutes)
+bench-peers: $(BENCH_READY) postgresql ## Measure against the peers, each in its own environment, and write the report (70 minutes)
 	$(BIN)/python -m bench --peers --report
 
-scorecard: $(READY) postgresql ## Kill one program of each peer at every point and write docs/scorecard.md (minutes)
+scorecard: $(READY) postgresql ## Kill one program of each peer at every point and write docs/scorecard.md (25 minutes)
 	$(BIN)/python -m bench.scorecard
 
 screenshots: $(READY) chromium ## Render the pictures of the web UI for the docs

@@ -87,7 +87,7 @@ def _numbers(text: str) -> list[int]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--peers", action="store_true", help="all systems in all sizes (40 minutes)")
+    parser.add_argument("--peers", action="store_true", help="all systems in all sizes (70 minutes)")
     parser.add_argument("--only", type=_workloads, metavar="w1,w2", help="only these workloads")
     parser.add_argument("--sizes", type=_numbers, metavar="100,1000", help="only these sizes")
     parser.add_argument("--repeats", type=int, help="number of repeats")

@@ -71,7 +71,8 @@ async def publish(report: str) -> str:
 async def research(question: str) -> str:
     topics = await plan(question)
     answers = await asyncio.gather(*(run_agent(searcher, topic) for topic in topics))
-    return await publish("\n".join(answers))
+    published: str = await publish("\n".join(answers))
+    return published
 
 
 async def execute() -> None:
