@@ -93,6 +93,7 @@ WORKFLOWS = (
             every_size=True),
     Measure("workflow p50", "p50", "ms", lambda r, n: r["latencies"]["p50"] * 1e3, every_size=True),
     Measure("workflow p99", "p99", "ms", lambda r, n: r["latencies"]["p99"] * 1e3, every_size=True),
+    Measure("workflow cpu", "processor time", "ms", lambda r, n: r["cpu"] / r["runs"] * 1e3, every_size=True),
 )  # fmt: skip
 #: Of the longest workflow.
 WORKFLOW_STEP = Measure(

@@ -75,6 +75,7 @@ _FLOW_TABLES = {
         ("p99", "w11", 3, "workflow p99"),
         ("9 steps, p50", "w11", 9, "workflow p50"),
         ("p99", "w11", 9, "workflow p99"),
+        ("processor time", "w11", 9, "workflow cpu"),
         ("each of 1,000 steps", "w11", 1000, "workflow step"),
     ),
     "Workflows, 128 at a time": (
@@ -87,6 +88,7 @@ _FLOW_TABLES = {
         ("9 steps", "w12", 9, "workflows"),
         ("p50", "w12", 9, "workflow p50"),
         ("p99", "w12", 9, "workflow p99"),
+        ("processor time", "w12", 9, "workflow cpu"),
     ),
     "A workflow that sleeps 1,000 times, without the time that it sleeps": (
         ("each sleep", "w13", 1000, "sleep"),

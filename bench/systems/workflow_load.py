@@ -5,13 +5,15 @@ import itertools
 import time
 from collections.abc import Awaitable, Callable
 
-from bench.systems.protocol import Job, Result, latencies
+from bench.systems.protocol import Job, Result, latencies, processor_seconds
 
 #: How long each sleep of a workflow lasts.
 SLEEP_SECONDS = 0.001
 
 
-async def measure_workflows(job: Job, execute: Callable[[int], Awaitable[object]]) -> Result:
+async def measure_workflows(
+    job: Job, execute: Callable[[int], Awaitable[object]], read_processor: Callable[[], float] = processor_seconds
+) -> Result:
     """Run workflows to their results, `parallel` of them at a time. Measures each as its caller does."""
     times, numbers = list[float](), iter(range(job["runs"]))
 
@@ -22,10 +24,11 @@ async def measure_workflows(job: Job, execute: Callable[[int], Awaitable[object]
             times.append(time.perf_counter() - began)
 
     await execute(-1)  # the first one pays for connections and caches
-    began = time.perf_counter()
+    used, began = read_processor(), time.perf_counter()
     await asyncio.gather(*(keep_executing() for _ in range(job["parallel"])))
     took = time.perf_counter() - began
-    return {"seconds": took, "runs": job["runs"], "steps": job["steps"], "latencies": latencies(times)}
+    shared = {"runs": job["runs"], "steps": job["steps"], "latencies": latencies(times)}
+    return {"seconds": took, "cpu": read_processor() - used, **shared}
 
 
 class SleepTimes:

@@ -1,6 +1,7 @@
 """The report: every number with its spread and ratio, and what was not measured said in words."""
 
 from pathlib import Path
+from typing import Any
 
 from bench.report import BEGIN, END, details_page, front_page, put_into
 from tests.bench.sample_records import many_runs, one_run, record, results
@@ -54,7 +55,7 @@ def test_the_first_table_has_a_row_for_each_system_and_leaves_blank_what_is_not_
 
 
 def test_workflows_have_tables_of_their_own_once_they_are_measured() -> None:
-    timed = {"runs": 100, "steps": 3, "latencies": {"p50": 0.004, "p99": 0.02}}
+    timed: dict[str, Any] = {"runs": 100, "steps": 3, "latencies": {"p50": 0.004, "p99": 0.02}}
     page = front_page(
         results(
             record("w11", "holdfast", "sqlite", 3, seconds=0.5, **timed),

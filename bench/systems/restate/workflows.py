@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 import restate
-from bench.systems.protocol import Job, Result, text
+from bench.systems.protocol import Job, Result, processor_seconds, text
 from bench.systems.restate.server import serving
 from bench.systems.workflow_load import SLEEP_SECONDS, SleepTimes, measure_workflows
 
@@ -37,7 +37,7 @@ async def many_workflows(job: Job) -> Result:
         async def execute(number: int) -> None:
             await server.call("flow/run", {"steps": job["steps"], "bytes": job["bytes"]})
 
-        return await measure_workflows(job, execute)
+        return await measure_workflows(job, execute, lambda: processor_seconds() + processor_seconds(server.pid))
 
 
 async def many_sleeps(job: Job) -> Result:
