@@ -95,7 +95,7 @@ WORKFLOWS = (
     Measure("workflow p99", "p99", "ms", lambda r, n: r["latencies"]["p99"] * 1e3, every_size=True),
     Measure("workflow cpu", "processor time", "ms", lambda r, n: r["cpu"] / r["runs"] * 1e3, every_size=True),
 )  # fmt: skip
-#: Of the longest workflow.
+#: The table shows it for the longest workflow.
 WORKFLOW_STEP = Measure(
     "workflow step", "a step", "ms", lambda r, n: r["seconds"] / r["runs"] / r["steps"] * 1e3, ratio="limit"
 )

@@ -40,7 +40,7 @@ class Order:
     id: str
     items: list[str]
     #: For how long the person may decide.
-    patience: timedelta = timedelta(days=2)
+    timeout: timedelta = timedelta(days=2)
 
 
 @tool(effect="pure")
@@ -77,7 +77,7 @@ async def ship(order_id: str) -> str:
 async def fulfil(order: Order) -> str:
     prices = await asyncio.gather(*(find_price(item) for item in order.items))
     winner, answer = await first(
-        decided=ask_person(f"Pay {sum(prices)} euro?", options=["yes", "no"]), expired=sleep(order.patience)
+        decided=ask_person(f"Pay {sum(prices)} euro?", options=["yes", "no"]), expired=sleep(order.timeout)
     )
     if winner == "expired" or answer != "yes":
         return f"{order.id} was not ordered"

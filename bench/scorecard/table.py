@@ -24,7 +24,7 @@ _PINS = Path(__file__).parents[1] / "environments"
 
 class System(NamedTuple):
     name: str
-    #: Of its program, and of its environment if that has no name of its own.
+    #: Names its program, and its environment if that has no name of its own.
     module: str
     distribution: str
     #: How it was configured, in some sentences.
@@ -71,7 +71,7 @@ SYSTEMS = (
     System(
         "Restate", "restate", "restate-sdk",
         "Its server with the default settings, a workflow with a `ctx.run` for each effect, a durable promise for the approval, `restate.gather` for the"
-        " batch. The process with the handlers is killed and started again; the server goes on.",
+        " batch. The process with the handlers is killed and started again; the server continues.",
         has_server=True,
     ),
     System(

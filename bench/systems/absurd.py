@@ -20,7 +20,7 @@ from bench.systems.protocol import Job, Result, text
 from bench.systems.step_functions import BenchAgent, make_workloads
 from bench.systems.workflow_load import SLEEP_SECONDS, SleepTimes, measure_workflows
 
-#: Of a worker with many tasks at once.
+#: How often a worker with many tasks at once looks for more.
 POLL_SECONDS = 0.01
 
 CAVEATS = {

@@ -87,7 +87,7 @@ async def test_an_order_that_nobody_approves_in_time_is_not_paid(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["pytest"])
     example = load_example("order_workflow")
-    order = example.Order("o-8", ["tea"], patience=timedelta(milliseconds=10))
+    order = example.Order("o-8", ["tea"], timeout=timedelta(milliseconds=10))
     async with App([example.fulfil], "sqlite:runs.db") as app:
         result = await app.run(example.fulfil, inputs={"order": order}, run_id="o-8")
     assert result.output == "o-8 was not ordered"

@@ -17,7 +17,7 @@ WaitUntilIdle = Callable[[str, ProcessIdentity], Awaitable[None]]
 
 
 #: A store that opens slowly, as behind a transaction pooler, has few kills a minute, and only some come within a call.
-_PATIENCE_S = 300
+_EXTRA_TIME_S = 300
 
 
 class Environment:
@@ -70,7 +70,7 @@ class CrashingEnvironment(Environment):
     ) -> None:
         super().__init__(build, seconds)
         self._wait_until_idle = wait_until_idle
-        self._deadline = self._stop_at + _PATIENCE_S
+        self._deadline = self._stop_at + _EXTRA_TIME_S
         self._factory, self._location = factory, location
         self._rng = random.Random()
         self._kills_paused = False
