@@ -329,11 +329,7 @@ class Tool(Generic[P, R_co]):
         return workflow.call_tool(self, args, kwargs, key)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a call by name, without defaults.
-
-        Raises:
-            TypeError: they do not fit the parameters.
-        """
+        """Return the arguments of a call by name, as `Signature.bind` does."""
         return self._signature.bind(args, kwargs)
 
     @property

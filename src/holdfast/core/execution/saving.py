@@ -23,9 +23,6 @@ log: logging.Logger = logging.getLogger("holdfast.run")
 #: A reply that asks for pure or idempotent tools is saved if they take longer than this. Faster ones share one write
 #: with it.
 INTENT_DELAY = timedelta(milliseconds=2)
-#: One that took at least this long to make is saved first: a write of its own costs a hundredth of that, a second call
-#: of the model all of it.
-SLOW_REPLY_S = 0.1
 
 #: Adding and subtracting clock readings loses less than this many seconds.
 _ROUNDING_ERROR_S = 1e-6

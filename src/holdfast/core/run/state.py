@@ -348,6 +348,10 @@ class RunState:
         return self.steps - self.phases[-1].steps if self.phases else self.turn_steps
 
 
+#: A write costs some hundredths of this time at most; repeating such a reply costs all of it.
+_COSTLY_REPLY_S = 0.1
+
+
 class StepTimer:
     """The times of the step in progress, in this process."""
 
@@ -364,13 +368,16 @@ class StepTimer:
         """The model is asked now."""
         self._began_at, self._replied_at = self._clock.monotonic(), None
 
-    def reply(self) -> float:
-        """The reply is complete: return how many seconds it took, 0 if an earlier process has recorded it."""
+    def reply(self) -> bool:
+        """The reply is complete: return whether it took so long that it is worth a write of its own.
+
+        Without `begin`, an earlier process has recorded it.
+        """
         now, is_new = self._clock.monotonic(), self._replied_at is None
         self._replied_at = now
         if self._began_at is None:
             self._began_at = now
-        return now - self._began_at if is_new else 0.0
+        return is_new and now - self._began_at >= _COSTLY_REPLY_S
 
     def add_call(self, call_id: str, started_at: float) -> None:
         """A call that was started then has its result."""

@@ -15,7 +15,6 @@ from holdfast.core.execution.calling.call_tokens import CallTokens
 from holdfast.core.execution.calling.call_transaction import CallTransaction
 from holdfast.core.execution.calling.child_runs import ChildRuns
 from holdfast.core.execution.calling.waits import WAITING, Waits
-from holdfast.core.execution.saving import SLOW_REPLY_S
 from holdfast.core.observer import CallEnded, CallFailed, CallInDoubt, CallStarted, StepEnded
 from holdfast.core.run.mail import CHILD_TOPIC
 from holdfast.core.run.messages import NO_USAGE, ONE_TOOL_CALL, ToolResult, Usage
@@ -77,7 +76,7 @@ class ToolCalls:
             not_started: except these, which the loop knows were never started, such as calls that wait for approval.
             in_order: they are made one after the other, so that a crash leaves at most one of them in doubt.
         """
-        reply_s = self._times.reply()
+        is_costly = self._times.reply()
         attempt, known = self._attempt, self._state.calls
         if attempt.mailbox.unread:
             # What these notices are about is found by the calls that start the children again.
@@ -111,15 +110,12 @@ class ToolCalls:
                 self._removes_record = False
         elif resumed:
             return
-        elif attempt.has_no_step_yet:
-            # If these calls end the process, the journal shows which did.
-            await attempt.saver.save(force=True)
+        elif attempt.has_no_step_yet or is_costly:
+            # If these calls end the process, the journal shows which did, and a reply that took long is not repeated.
+            await attempt.saver.save(force=attempt.has_no_step_yet)
         elif attempt.saver.checkpointer is not None and not self._intent_pending:
-            if reply_s >= SLOW_REPLY_S:
-                await attempt.saver.save()
-            else:
-                self._intent_pending = True
-                attempt.services.intent_timer.schedule(self)
+            self._intent_pending = True
+            attempt.services.intent_timer.schedule(self)
 
     def add_approvals(self, calls: Iterable[CallRequest]) -> None:
         """Record the calls that wait for approval, before they are announced: they count as never started."""
