@@ -10,9 +10,11 @@ import pytest
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, App, Approve, ToolResult, User, tool
-from holdfast.checkpoint.record import RunStatus
+from holdfast.checkpoint.errors import StoreUnavailable
+from holdfast.checkpoint.record import Mail, Receipt, RunStatus
 from holdfast.core import Tool
 from holdfast.errors import RunCancelled, RunNotFound
+from holdfast.stores.memory import MemoryStore
 from holdfast.workflows import StartedRun, StepFailed, StepTimeout, background_tools, first, start, wait_for, workflow
 
 TIMEOUT = 60
@@ -297,3 +299,26 @@ async def test_a_run_that_waits_for_one_it_has_started_can_be_shown(url: str) ->
         [child] = (await app.list(parent="r")).runs
         await app.signal(child.run_id, "go", "went")
         assert (await app.result("r", through_waits=True)).output == "went"
+
+
+async def test_a_store_that_does_not_answer_is_no_result_of_a_step() -> None:
+    class Flaky(MemoryStore):
+        is_down = True
+
+        async def post(self, run_id: str, mail: Mail) -> Receipt:
+            if Flaky.is_down:
+                Flaky.is_down = False
+                raise StoreUnavailable("try later")
+            return await super().post(run_id, mail)
+
+    @workflow
+    async def parent() -> str:
+        run = await start(wait_long, "never")
+        await run.send("hello")
+        await run.cancel()
+        return "sent"
+
+    async with asyncio.timeout(TIMEOUT), App([parent, wait_long], Flaky()) as app:
+        await app.submit(parent, run_id="r")
+        assert (await app.result("r")).output == "sent"
+    assert not Flaky.is_down

@@ -329,3 +329,26 @@ async def test_a_branch_that_has_begun_before_its_race_is_refused() -> None:
     async with App([flow], MemoryStore()) as app:
         with pytest.raises(RunError, match="a task or a gather"):
             await app.run(flow)
+
+
+async def test_a_resumed_branch_that_only_finds_recorded_steps_does_not_keep_the_run_in_its_process() -> None:
+    @tool
+    async def note(text: str) -> str:
+        return text
+
+    async def work() -> None:
+        await note("a")
+        await asyncio.sleep(0.2)  # code of its own, during which the other branches come to rest
+        await note("b")
+
+    @workflow
+    async def flow() -> list[Any]:
+        return list(await asyncio.gather(wait_for("go"), ask_person("Sure?"), work()))
+
+    async with App([flow], MemoryStore()) as app, asyncio.timeout(20):
+        await start(app, flow)
+        await answer(app, Value("yes"))
+        with pytest.raises(RunWaiting):
+            await app.result("r")
+        await app.signal("r", "go", "went")
+        assert (await app.result("r")).output == ["went", "yes", None]

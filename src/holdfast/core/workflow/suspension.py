@@ -67,6 +67,7 @@ class Suspension:
         for rest in list(self._resting.values()):
             if rest.for_next_step:
                 rest.wake()
+        self._schedule_check()  # a step that is recorded has no work after which it would be checked
 
     def begin_work(self) -> None:
         """The current task makes a step."""
