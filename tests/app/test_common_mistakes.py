@@ -1,5 +1,6 @@
 """What a newcomer reads after a mistake that many make."""
 
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -7,9 +8,13 @@ from typing import Any
 
 import pytest
 from tests.failed_runs import fails_with
+from tests.scripted_model import ScriptedModel
 
 from holdfast import Agent, App, Reply, tool
-from holdfast.errors import DefinitionError, RunConflict
+from holdfast.adapters.openai_agents import durable as sdk_durable
+from holdfast.adapters.pydantic_ai import durable as pydantic_durable
+from holdfast.batteries.budget import Budget, BudgetError, Limit
+from holdfast.errors import DefinitionError, RunConflict, StoreError
 
 
 async def answer(messages: Any, tools: Any) -> Reply:
@@ -40,7 +45,7 @@ def test_a_misspelled_option_of_a_tool() -> None:
         tool(efect="pure")  # type: ignore[call-overload]
     with pytest.raises(DefinitionError, match="@tool has no option colour: it has name, description, effect"):
         tool(colour="red")  # type: ignore[call-overload]
-    with pytest.raises(DefinitionError, match="effect is 'pur', not one of"):
+    with pytest.raises(DefinitionError, match="effect is 'pur': give one of pure, idempotent, once"):
         tool(effect="pur")(test_a_misspelled_option_of_a_tool)  # type: ignore[call-overload]
 
 
@@ -70,3 +75,50 @@ def test_a_missing_extra_is_named(code: str, missing: str, extra: str) -> None:
     last = done.stderr.splitlines()[-1]
     assert last.startswith(f"ModuleNotFoundError: {missing}")
     assert last.endswith(f'is not installed: pip install "holdfast[{extra}]"')
+
+
+async def _answer_without_tools(messages: Any) -> Reply:
+    return Reply(text="hello")
+
+
+async def _answer_with_more(messages: Any, tools: Any, client: Any) -> Reply:
+    return Reply(text="hello")
+
+
+@pytest.mark.parametrize("model", [_answer_without_tools, _answer_with_more])
+def test_a_model_with_other_parameters_is_refused_where_it_is_defined(model: Any) -> None:
+    with pytest.raises(DefinitionError, match=r"write `async def model\(messages, tools\)`"):
+        Agent(name="a", model=model)
+
+
+def test_a_model_may_be_any_callable_that_takes_messages_and_tools() -> None:
+    class Scripted:
+        async def __call__(self, messages: Any, tools: Any, *, temperature: float = 0.0) -> Reply:
+            return Reply(text="ok")
+
+    async def model(*given: Any) -> Reply:
+        return Reply(text="ok")
+
+    for each in (Scripted(), model, functools.partial(Scripted(), temperature=1.0)):
+        Agent(name="a", model=each)
+
+
+def test_durable_refuses_an_agent_of_another_kind() -> None:
+    agent: Any = Agent(name="a", model=ScriptedModel("ok"))
+    with pytest.raises(DefinitionError, match="give an agent of pydantic-ai"):
+        pydantic_durable(agent)
+    with pytest.raises(DefinitionError, match="give an agent of the OpenAI Agents SDK"):
+        sdk_durable(agent)
+
+
+def test_limits_of_a_budget_are_checked() -> None:
+    given: Any = 7
+    with pytest.raises(BudgetError, match="a limit is 7: give a Limit, such as"):
+        Budget(given)
+    with pytest.raises(BudgetError, match="window is 7: give a positive timedelta"):
+        Limit(tokens=1, window=given)
+
+
+def test_sqlite_in_memory_is_no_file_of_that_name() -> None:
+    with pytest.raises(StoreError, match="write memory:"):
+        App([Agent(name="a", model=ScriptedModel("ok"))], "sqlite::memory:")

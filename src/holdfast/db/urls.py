@@ -39,7 +39,8 @@ def parse_sqlite_path(url: str) -> str:
     as in SQLAlchemy.
 
     Raises:
-        ValueError: it has no path, or names a user or a host. The text then does not quote it: it may hold a password.
+        ValueError: it has no path, names memory, a user or a host. The text then does not quote it: it may hold a
+            password.
     """
     if _has_account(url):
         raise ValueError("a sqlite: URL has a path, no user and no host: write sqlite:./runs.db")
@@ -47,6 +48,8 @@ def parse_sqlite_path(url: str) -> str:
     path = rest.removeprefix("///") if rest.startswith("///") else rest.removeprefix("//")
     if not path:
         raise ValueError(f"{url!r} names no path: write sqlite:./runs.db")
+    if path == ":memory:":
+        raise ValueError("sqlite::memory: would be a file of that name: write memory:")
     return path
 
 

@@ -34,6 +34,7 @@ from holdfast.core.loop import FinishedCall, PendingCall
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import MessageCodec
 from holdfast.core.run.prompt import dump_json_parts
+from holdfast.core.validation import check_type
 
 
 class OpenAIAgentsLoop:
@@ -186,6 +187,7 @@ def durable(
         DefinitionError: the agent has no name, two agents that it reaches share one, a tool cannot be recorded, or an
             option has a wrong value.
     """
+    check_type("the agent", agent, SDKAgent, "an agent of the OpenAI Agents SDK")
     if not (name or agent.name):
         raise DefinitionError("the agent has no name: give it one with name=, interrupted runs find their agent by it")
     own = SDKOptions(

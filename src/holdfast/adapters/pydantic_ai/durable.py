@@ -29,6 +29,7 @@ from holdfast.core.loop import FinishedCall, PendingCall
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import MessageCodec
 from holdfast.core.run.result import OutputT
+from holdfast.core.validation import check_type
 
 #: Makes a value for a run when it begins, and again at each resume.
 PerRunFactory = Callable[[RunInfo], Any | Awaitable[Any]]
@@ -236,6 +237,7 @@ def durable(
     """
     if isinstance(agent, str):
         agent = PydanticAIAgent(agent, name=agent)
+    check_type("the agent", agent, AbstractAgent, "an agent of pydantic-ai")
     name = name or agent.name
     if not name:
         raise DefinitionError("the agent has no name: give it one with name=, interrupted runs find their agent by it")

@@ -50,8 +50,8 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
             raise BudgetError(f"per is {self.per!r}: use caller, agent, all, or label:NAME")
         if not self.limits():
             raise BudgetError(f"a limit needs at least one of {', '.join(UNITS)}")
-        if self.window <= timedelta(0):
-            raise BudgetError(f"window is {self.window}: give a positive duration")
+        if not isinstance(self.window, timedelta) or self.window <= timedelta(0):
+            raise BudgetError(f"window is {self.window!r:.80}: give a positive timedelta")
 
     def account(self, info: RunInfo) -> str:
         """Return the account that this run spends from."""
@@ -138,6 +138,9 @@ class Budget:
         """
         if not limits:
             raise BudgetError("a budget needs at least one Limit")
+        for limit in limits:
+            if not isinstance(limit, Limit):
+                raise BudgetError(f"a limit is {limit!r:.80}: give a Limit, such as Limit(tokens=1_000_000)")
         self.tables = tables
         self._limits, self._clock = limits, clock or CLOCK.get()
         self._ledger = Ledger(tables)

@@ -1,5 +1,6 @@
 """Agents, their phases and bounds, and model tiers: immutable data."""
 
+import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -149,6 +150,8 @@ class Agent(Generic[OutputT_co]):
         for name in ("model", "compact"):
             if getattr(self, name) is not None:
                 check_callable(f"{label} {name}", getattr(self, name))
+        if self.model is not None and not _takes_two_arguments(self.model):
+            raise DefinitionError(f"{label} its model takes other arguments: write `async def model(messages, tools)`")
 
     async def build(self, info: RunInfo) -> "Agent[OutputT_co]":
         """Return itself: an agent is its own source."""
@@ -244,6 +247,19 @@ class Profile:
 
     def with_tools(self, more: Sequence[Tool]) -> "Profile":
         return replace(self, tools=index_tools([*self.tools.values(), *more])) if more else self
+
+
+def _takes_two_arguments(model: Model) -> bool:
+    """Whether the model can be called with messages and tools, as far as its signature tells."""
+    try:
+        signature = inspect.signature(model)
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind((), ())
+    except TypeError:
+        return False
+    return True
 
 
 def index_tools(tools: Sequence[Any]) -> Mapping[str, Tool]:

@@ -169,10 +169,8 @@ class ToolPolicy:
         Raises:
             DefinitionError: an option has a wrong value, or two contradict each other.
         """
-        try:
-            effect = Effect(effect)
-        except ValueError:
-            raise DefinitionError(f"effect is {effect!r}, not one of {[*Effect]}") from None
+        check_choice("effect", effect, [each.value for each in Effect])
+        effect = Effect(effect)
         if reconcile is not None:
             check_callable("reconcile", reconcile)
             if effect is not Effect.ONCE:
