@@ -13,6 +13,8 @@ from tests.web.ui.server import UIServer
 _RUN = """axe.run(document, {runOnly: ["wcag2a", "wcag2aa", "wcag21aa"], resultTypes: ["violations"]})
     .then(result => result.violations)"""
 
+_OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
 ColorScheme = Literal["light", "dark"]
 
 
@@ -30,9 +32,14 @@ def paths(server: UIServer) -> list[str]:
     server.wait_for("axe-trip", "waiting")
     server.wait_for("axe-pay", "waiting")
     server.wait_for("axe-ask", "waiting")
+    server.submit("caller", "Where is it?", "axe-lost")
+    assert server.app.store is not None
+    server.call(server.app.store.set_limit("agent", "reader", 3))
+    server.wait_for("axe-lost", "done")
     server.wait_for("axe-read", "done")
     return [
         "/",
+        "/?q=agent:reader&sort=cost",
         "/?q=since:x",
         "/inbox",
         "/inbox/approve",
@@ -42,6 +49,8 @@ def paths(server: UIServer) -> list[str]:
         "/bulk?action=cancel",
         "/runs/axe-pay",
         "/runs/axe-read",
+        "/runs/axe-read?zoom=4&scale=true",
+        "/runs/axe-lost",
         "/runs/axe-read?q=page",
         "/runs/axe-read/fork/1",
         "/conversations",
@@ -66,6 +75,16 @@ def screen(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
     assert complaints == []
 
 
+def test_no_page_scrolls_sideways_on_a_tablet(server: UIServer, browser: Browser, paths: list[str]) -> None:
+    context = browser.new_context(color_scheme="dark", viewport={"width": 1024, "height": 800})
+    page, complaints = watch_page(context)
+    for path in paths:
+        page.goto(server.url + path)
+        assert page.evaluate(_OVERFLOW) <= 0, path
+    context.close()
+    assert complaints == []
+
+
 def test_every_page_is_accessible(server: UIServer, screen: Page, paths: list[str]) -> None:
     for path in paths:
         screen.goto(server.url + path)
@@ -80,5 +99,4 @@ def test_every_page_is_accessible(server: UIServer, screen: Page, paths: list[st
             for node in each["nodes"]
         ]
         assert serious == [], path
-        overflow = screen.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-        assert overflow <= 0, f"{path} scrolls sideways"
+        assert screen.evaluate(_OVERFLOW) <= 0, f"{path} scrolls sideways"

@@ -54,6 +54,27 @@ def test_without_javascript_long_content_is_a_page(plain_page: Page, finished: s
     assert plain_page.locator("main pre").inner_text().rstrip() == LONG_TEXT.rstrip()
 
 
+def test_without_javascript_the_timeline_is_zoomed_and_shown_to_scale(plain_page: Page, finished: str) -> None:
+    page = plain_page
+    page.goto(f"{finished}?step=2")
+    rows = page.locator("#timeline .tl-row:not(.axis)")
+    everything = rows.count()
+    page.get_by_role("link", name="To scale").click()
+    expect(page.get_by_role("link", name="To scale")).to_have_attribute("aria-current", "true")
+    for zoom in ("2", "4", "8"):
+        page.get_by_role("link", name="Zoom in").click()
+        expect(page).to_have_url(re.compile(rf"\?step=2&scale=true&zoom={zoom}&at="))
+    assert 0 < rows.count() < everything
+    shown = rows.first.locator("rect.worker").get_attribute("width")
+    assert shown == "100.0%"
+    page.get_by_role("link", name="Later").click()
+    page.get_by_role("link", name="Zoom out").click()
+    expect(page).to_have_url(re.compile(r"zoom=4&at="))
+    page.get_by_role("link", name="All", exact=True).click()
+    expect(page).to_have_url(re.compile(r"\?step=2&scale=true#timeline$"))
+    expect(rows).to_have_count(everything)
+
+
 def test_search_links_to_the_step(page: Page, finished: str) -> None:
     page.goto(finished)
     page.get_by_label("Search in this run").fill("NEEDLE")
