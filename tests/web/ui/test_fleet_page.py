@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import unquote
 
 import httpx
 import pytest
@@ -231,6 +232,11 @@ def test_agents_have_their_failures_costs_and_the_last_error_of_each_tool(server
     tools = page.get_by_role("table", name="Tools of reader")
     expect(tools.locator("tbody tr")).to_have_count(1)
     expect(tools).to_contain_text("read_page")
+    page.get_by_role("group", name="Runs created in the last").get_by_role("link").first.click()
+    expect(page).to_have_url(re.compile(r"period=1h&agent=reader$"))
+    expect(tools).to_contain_text("read_page")
+    assert "since:1h" in unquote(page.locator("[data-label=Runs] a").first.get_attribute("href") or "")
+    assert httpx.get(f"{server.url}/agents?period=<script>").status_code == 200
     run = server.call(server.app.get("agent-read"))
     expect(page.locator("tbody tr", has_text="reader").first).to_contain_text(format_cost(run.usage.cost_usd))
 

@@ -1,4 +1,4 @@
-"""Agents: how the runs of the last day went, by agent; and of one agent its tools, with their failures."""
+"""Agents: how the runs of a period went, by agent; and of one agent its tools, with their failures."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -18,7 +18,9 @@ from holdfast.web.auth import Principal, list_visible
 from holdfast.web.ui.needs import count_needs
 from holdfast.web.ui.site import Site, get_principal
 
-_HOURS = 24
+#: The periods that a reader chooses from, and the parts of each that the plot has.
+PERIODS = {"1h": timedelta(hours=1), "24h": timedelta(hours=24), "7d": timedelta(days=7)}
+_PARTS = 24
 #: Runs that the page reads at most, and runs of one agent whose journals it reads.
 _MAX_RUNS, _PAGE, _MAX_JOURNALS = 5_000, 500, 40
 _BAD = (RunStatus.FAILED, RunStatus.PARKED)
@@ -44,8 +46,8 @@ class AgentRow(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     runs: Sequence[RunSummary]
-    #: By hour, oldest first: all runs, and those that failed or are parked.
-    hours: Sequence[tuple[int, int]]
+    #: By part of the period, oldest first: all runs, and those that failed or are parked.
+    parts: Sequence[tuple[int, int]]
 
     @property
     def failed(self) -> int:
@@ -62,7 +64,7 @@ class AgentRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def highest(self) -> int:
-        return max(1, *(total for total, _ in self.hours))
+        return max(1, *(total for total, _ in self.parts))
 
     @property
     def ends(self) -> list[tuple[str, int]]:
@@ -82,9 +84,10 @@ def _get_elapsed(run: RunSummary) -> timedelta:
 async def show_agents(site: Site, request: Request) -> Response:
     """Show the agents, those with the most failures first."""
     principal, now = get_principal(request), utc_now()
-    start = now.replace(minute=0, second=0, microsecond=0) - timedelta(hours=_HOURS - 1)
-    records, is_partial = await _read(site.store, principal, start)
-    agents = _group(records, start, now)
+    asked = request.query_params.get("period", "")
+    period = asked if asked in PERIODS else "24h"
+    records, is_partial = await _read(site.store, principal, now - PERIODS[period])
+    agents = _group(records, PERIODS[period], now)
     opened = request.query_params.get("agent", "")
     shown = [record for record in records if record.agent_name == opened][:_MAX_JOURNALS]
     return site.render(
@@ -94,6 +97,8 @@ async def show_agents(site: Site, request: Request) -> Response:
         agents=agents,
         opened=opened,
         tools=await _read_tools(site.store, shown),
+        period=period,
+        periods=PERIODS,
         tool_runs=len(shown),
         is_partial=is_partial,
         pending_count=await count_needs(site.store, principal),
@@ -112,20 +117,20 @@ async def _read(store: RunStore, principal: Principal, since: datetime) -> tuple
     return found, True
 
 
-def _group(records: Sequence[RunRecord], start: datetime, now: datetime) -> list[AgentRow]:
+def _group(records: Sequence[RunRecord], period: timedelta, now: datetime) -> list[AgentRow]:
     groups: dict[str, list[RunSummary]] = {}
     for record in records:
         groups.setdefault(record.agent_name, []).append(summarize_run(record, now))
-    rows = [AgentRow(name=name, runs=runs, hours=_count_hours(runs, start)) for name, runs in groups.items()]
+    rows = [AgentRow(name=name, runs=runs, parts=_count_parts(runs, period, now)) for name, runs in groups.items()]
     return sorted(rows, key=lambda row: (-row.rate, -len(row.runs), row.name))
 
 
-def _count_hours(runs: Sequence[RunSummary], start: datetime) -> list[tuple[int, int]]:
-    totals, failed = [0] * _HOURS, [0] * _HOURS
+def _count_parts(runs: Sequence[RunSummary], period: timedelta, now: datetime) -> list[tuple[int, int]]:
+    totals, failed = [0] * _PARTS, [0] * _PARTS
     for run in runs:
-        hour = max(0, min(_HOURS - 1, (run.created_at - start) // timedelta(hours=1)))
-        totals[hour] += 1
-        failed[hour] += run.status in _BAD
+        part = max(0, min(_PARTS - 1, (run.created_at - (now - period)) // (period / _PARTS)))
+        totals[part] += 1
+        failed[part] += run.status in _BAD
     return list(zip(totals, failed, strict=True))
 
 
