@@ -20,6 +20,7 @@ from holdfast.core.loop import Loop
 from holdfast.core.metrics import RunMetrics
 from holdfast.core.observer import ObserverFactory, Observers, Retried
 from holdfast.core.ports import Checkpointer, Ports, Resumption
+from holdfast.core.redaction import Redact
 from holdfast.core.run.info import AgentDetails, RunInfo
 from holdfast.core.run.mail import Mailbox
 from holdfast.core.run.run_events import RecordedEvent, RetryScheduled
@@ -51,6 +52,12 @@ class Services:
     observers: tuple[ObserverFactory, ...]
     require_durability: bool
     shutdown_exceptions: tuple[type[BaseException], ...]
+    #: Removes secrets from what the store keeps.
+    redact: Redact | None
+
+    def redact_value(self, value: Any) -> Any:
+        """Return plain data as the store keeps it."""
+        return value if self.redact is None else self.redact(value)
 
     def find_agent(self, agent: AgentSource | str) -> AgentSource:
         """Return the agent that is meant.

@@ -65,7 +65,7 @@ class Executor:
             shutdown_exceptions: exceptions by which the host's own code announces a shutdown. A run that ends with one
                 keeps its checkpoint for recovery.
             shutdown_timeout: for a shutdown that names none, such as that of a process which a tool ends.
-            redact: removes secrets from the errors that are logged.
+            redact: as the store removes secrets; also from the errors that are logged.
             log_attempts: log how each attempt begins and ends.
         """
         self._shutdown_timeout, clock = shutdown_timeout, clock or CLOCK.get()
@@ -81,6 +81,7 @@ class Executor:
             observers=(RunLog(redact), metrics) if log_attempts else (metrics,),
             require_durability=require_durability,
             shutdown_exceptions=shutdown_exceptions,
+            redact=redact,
         )
         #: By run id.
         self._attempts: dict[str, Attempt] = {}

@@ -188,8 +188,13 @@ class ChildFinished(RunEvent, frozen=True, kw_only=True, tag="child_finished"):
     status: Literal["done", "failed", "cancelled"]
 
 
+#: The names of custom events of workflows: the items of a `map_items` that are done, and all; the ids of recorded calls
+#: that the code has not repeated when its function returned.
+PROGRESS, ABANDONED = "progress", "abandoned"
+
+
 class CustomEvent(RunEvent, frozen=True, kw_only=True, tag="custom"):
-    """Data that the run's own code shows: a chunk of a LangGraph stream. Durable.
+    """Data that the run's own code shows: a chunk of a LangGraph stream, the progress of a workflow. Durable.
 
     A node that runs again after a crash shows its chunks again.
     """

@@ -18,7 +18,7 @@ from holdfast.core.workflow.first import Race
 from holdfast.core.workflow.function.function_thread import FunctionThread
 from holdfast.core.workflow.steps.step_calls import AgentStep, FunctionStep, ValueStep
 from holdfast.core.workflow.undo import Saga
-from holdfast.core.workflow.workflow_run import WorkflowRun
+from holdfast.core.workflow.workflow_run import BRANCH_CALLS, WorkflowRun
 from holdfast.ids import draw_between, make_uuid
 
 
@@ -69,11 +69,20 @@ def saga(key: str | None = None) -> Saga:
     return Saga(current_workflow("saga"), key=key)
 
 
-async def map_items(function: Callable[[Any], Awaitable[Any]], items: Iterable[Any], *, limit: int = 8) -> list[Any]:
+async def map_items(
+    function: Callable[[Any], Awaitable[Any]],
+    items: Iterable[Any],
+    *,
+    limit: int = 8,
+    return_exceptions: bool = False,
+) -> list[Any]:
     """Call `function` with each item, at most `limit` at the same time, and return the results in order.
 
-    The steps within are recorded one by one: a resumed workflow makes those that are missing. An exception of one item
-    cancels the others.
+    The steps within are recorded one by one: a resumed workflow makes those that are missing. Watchers get a
+    `CustomEvent` named `progress`, up to a hundred times, with the items that are done and all.
+
+    Args:
+        return_exceptions: return the exception of an item as its result. Otherwise it cancels the others.
 
     Raises:
         RunError: not called by the function of a workflow.
@@ -82,11 +91,19 @@ async def map_items(function: Callable[[Any], Awaitable[Any]], items: Iterable[A
     check_count("limit", limit)
     slots = asyncio.Semaphore(limit)
 
+    progress = MapProgress(run)
+
     async def call_one(item: Any) -> Any:
         async with slots:
-            return await function(item)
+            try:
+                return await progress.call(function, item)
+            except Exception as exc:  # user code may raise anything
+                if not return_exceptions:
+                    raise
+                return exc
 
     tasks = [asyncio.ensure_future(call_one(item)) for item in items]
+    progress.total = len(tasks)
     run.suspension.join({*tasks})
     try:
         return list(await asyncio.gather(*tasks))
@@ -95,6 +112,28 @@ async def map_items(function: Callable[[Any], Awaitable[Any]], items: Iterable[A
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class MapProgress:
+    """Shows how many items of a `map_items` are done, those that an earlier attempt has done at once."""
+
+    def __init__(self, run: WorkflowRun) -> None:
+        self._run = run
+        self._recorded = frozenset(run.steps.results)
+        self._done = 0
+        self.total = 0
+
+    async def call(self, function: Callable[[Any], Awaitable[Any]], item: Any) -> Any:
+        """Call the function, and show that the item is done if that made a new step."""
+        calls: set[str] = set()
+        BRANCH_CALLS.set((*BRANCH_CALLS.get(), calls))  # in the task of the item
+        try:
+            return await function(item)
+        finally:
+            self._done += 1
+            is_shown = self._done == self.total or self._done % max(1, self.total // 100) == 0
+            if is_shown and not calls <= self._recorded and not self._run.suspension.is_unwinding:
+                await self._run.show_progress(self._done, self.total)
 
 
 async def call(

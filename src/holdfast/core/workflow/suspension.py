@@ -189,6 +189,11 @@ class Suspension:
         """The error that ends the attempt, or will do so when the code is unwound."""
         return self.error or self._stop_error
 
+    @property
+    def is_unwinding(self) -> bool:
+        """Whether the code ends here: it makes no further step."""
+        return self.error is not None or self.closed or self._attempt.stop_state.is_stopped
+
     def reset(self) -> None:
         """Accept further steps: the code has ended, and its steps are undone."""
         self.error = self._stop_error = None

@@ -94,11 +94,14 @@ class WorkflowLoop:
         """Call the function with the arguments of this life."""
         info = context.attempt.info
         prompt, inputs = (info.prompt, info.inputs) if life.arguments is None else ("", life.arguments)
-        arguments = self.function.bind(prompt, inputs)
+        # A later attempt gets them from the store: steps are found by arguments that depend on them.
+        redact = context.attempt.services.redact_value
+        arguments = self.function.bind(redact(prompt), redact(dict(inputs)))
         life.enter(context.state)
         run = self.make_run(context, life)
         output = await self._call_function(run, arguments)
         run.consume_messages()
+        run.record_abandoned()
         return output
 
     def make_run(self, context: StepContext, life: Life) -> WorkflowRun:
@@ -123,7 +126,8 @@ class WorkflowLoop:
             async with WorkflowScope(run):
                 output = await self.function.call(run, arguments)
                 if isinstance(output, Restart):
-                    output = _NextLife(self.function.bind_restart(output))
+                    redact = run.attempt.services.redact_value
+                    output = _NextLife(redact(self.function.bind_restart(output)))
         except BaseException as exc:
             if suspension.error is not None:
                 if isinstance(exc, asyncio.CancelledError) and task is not None:

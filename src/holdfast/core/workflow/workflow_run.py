@@ -17,7 +17,7 @@ from holdfast.core.execution.calling.waits import WAITING
 from holdfast.core.execution.step import StepContext, take_messages
 from holdfast.core.run.messages import Reply, ToolCall, ToolResult, User
 from holdfast.core.run.prompt import summarize_prompt
-from holdfast.core.run.run_events import StepStarted
+from holdfast.core.run.run_events import ABANDONED, PROGRESS, CustomEvent, StepStarted
 from holdfast.core.workflow.restart import Life
 from holdfast.core.workflow.steps.step_calls import StepCall, ToolStep
 from holdfast.core.workflow.steps.step_errors import StepError
@@ -205,6 +205,21 @@ class WorkflowRun:
         result = call.cancelled_result()
         self.steps.add_result(result)
         await self._context.tool_calls.record_cancelled(call, result)
+
+    async def show_progress(self, done: int, total: int) -> None:
+        """Show watchers how far a part of the workflow is, and record it with the next save."""
+        await self._context.emit_custom(PROGRESS, {"done": done, "total": total})
+
+    def record_abandoned(self) -> None:
+        """Record the calls of earlier attempts that the code has not repeated: the life that they belong to is over."""
+        unmet = [call for calls in self._unmet.values() for call in calls.values()]
+        left = [call.id for call in unmet if call.id not in self.steps.abandoned]
+        if left:
+            info = self.attempt.info
+            log.warning("run %s: %d recorded calls were not repeated: %s", info.run_id, len(left), ", ".join(left[:5]))
+            self.attempt.record_event(
+                CustomEvent(run_id=info.run_id, step=self._state.steps, name=ABANDONED, value=left)
+            )
 
     def consume_messages(self) -> None:
         """Put messages that were sent to the run into its history. A workflow reads signals and answers only."""

@@ -14,13 +14,16 @@ from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import RunRecord
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import NO_USAGE, Reply, System, ToolCall, ToolResult, Usage, User
+from holdfast.core.run.run_events import ABANDONED
 from holdfast.core.run.state import NO_CALLS, PhaseOutput, StepCalls, StepTimes
 from holdfast.core.run.turns import TurnInput, TurnRecord
 from holdfast.core.run.waiting import Decision, WaitingCall, WaitKind
 
 #: Without a result: `running` if a live worker executes the run; `needs approval` or `needs result` if the call waits
 #: for an answer; `waiting` if it waits for a signal or a time; `open` if the run is terminal; else `in doubt`.
-CallState = Literal["done", "error", "running", "needs approval", "needs result", "waiting", "in doubt", "open"]
+CallState = Literal[
+    "done", "error", "running", "needs approval", "needs result", "waiting", "in doubt", "open", "abandoned"
+]
 
 _WAIT_STATES: dict[WaitKind, CallState] = {
     "approval": "needs approval",
@@ -155,7 +158,7 @@ class Transcript:
 
     @property
     def unanswered(self) -> list[CallRecord]:
-        """Calls without a result."""
+        """Calls without a result, and those that the code of a workflow has not repeated."""
         return [call for call in self.calls if call.state not in _ANSWERED_STATES]
 
     def close(self, record: RunRecord) -> None:
@@ -213,6 +216,17 @@ class Transcript:
                 yield TranscriptItem(seq=entry.seq, kind="input", text=turn.turn_id, step=turn.number, at=turn.at)
             case EntryKind.TURN:
                 yield _read_turn(entry)
+            case EntryKind.EVENT:
+                self._read_event(entry.body)
+
+    def _read_event(self, body: bytes) -> None:
+        """Mark the calls that a workflow has not repeated when its function returned."""
+        event = msgspec.json.decode(body)
+        if (event.get("type"), event.get("name")) != ("custom", ABANDONED):
+            return
+        for call_id in event.get("value") or ():
+            if (call := self._calls_by_id.get(call_id)) is not None:
+                call.state = "abandoned"
 
     def _read_message(self, seq: int, body: bytes, call_id: str = "") -> Iterator[TranscriptItem]:
         messages = read_message(self._loop, body)

@@ -94,7 +94,7 @@ class StepCall(CallRequest):
         Raises:
             PayloadError: the value has no JSON form, or does not fit the annotation of the function.
         """
-        content = to_json_value(value, f"the result of {self.tool}")
+        content = self.attempt.services.redact_value(to_json_value(value, f"the result of {self.tool}"))
         self.load_value(content)
         return ToolResult(call_id=self.call_id, tool=self.tool, content=content)
 
@@ -112,7 +112,8 @@ class StepCall(CallRequest):
         return self.load_value(result.content)
 
     def _make_error_result(self, error: StepError) -> ToolResult:
-        return ToolResult(call_id=self.call_id, tool=self.tool, content=msgspec.to_builtins(error), error=True)
+        content = self.attempt.services.redact_value(msgspec.to_builtins(error))
+        return ToolResult(call_id=self.call_id, tool=self.tool, content=content, error=True)
 
     def _make_own_error(self, kind: StepErrorKind, type_name: str, text: str) -> ToolResult:
         return self._make_error_result(StepError(type_name=type_name, message=text, kind=kind))

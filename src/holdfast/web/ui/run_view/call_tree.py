@@ -41,7 +41,7 @@ class RecordedCall(msgspec.Struct, kw_only=True):
     undone_by: CallView | None = None
     undoes: CallView | None = None
     undoes_tool: str = ""
-    #: It belongs to a branch that lost a `first`.
+    #: It belongs to a branch that lost a `first`, or the code has not repeated it.
     is_abandoned: bool = False
     #: The run that it started.
     child: RunSummary | None = None
@@ -238,7 +238,7 @@ def _list_calls(steps: Sequence[StepView]) -> list[RecordedCall]:
         after = steps[at - 1].at if at > 0 else None
         if begun.at is not None and begun.took is not None:
             after = begun.at - begun.took
-        call = RecordedCall(view=view, after=after)
+        call = RecordedCall(view=view, after=after, is_abandoned=view.state == "abandoned")
         if view.result is not None:
             ended = steps[bisect_right(starts, view.result.seq) - 1]
             if ended.finished:
