@@ -1,6 +1,7 @@
 """What happens to a run while it runs: its text is heard, it is steered, compacted, watched and paid for."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -14,6 +15,7 @@ from pydantic_ai.messages import (
     ModelRequest,
     ModelResponse,
     TextPart,
+    ToolCallPart,
 )
 from tests.adapters.crash_simulator import CrashSimulator
 from tests.adapters.scripted_model import ScriptedModel, call, get_texts
@@ -281,6 +283,15 @@ async def test_an_observer_learns_which_model_has_replied() -> None:
     async with App([durable(looking(script))], "memory:", critic=observer) as app:
         await app.run("looking", "go")
     assert observer.models == [script.model.model_name]  # a `FunctionModel` names itself
+
+
+@pytest.mark.parametrize("arguments", [{"city": math.nan}, '{"city": NaN}', '{"city": "half \\ud83d"}'])
+async def test_arguments_that_no_store_can_keep_are_reported_to_the_model(arguments: Any) -> None:
+    asked = ModelResponse(parts=[ToolCallPart("look", arguments, tool_call_id="c1")])
+    script = ScriptedModel(asked, "done")
+    async with App([durable(looking(script), tools={"look": ToolPolicy(approval=True)})], "memory:") as app:
+        assert (await app.run("looking", "go")).output == "done"
+    assert "no half of a surrogate pair" in str(script.asked[-1])
 
 
 async def test_half_a_surrogate_pair_in_a_reply_is_replaced() -> None:

@@ -78,11 +78,3 @@ def find_policy(
         return check_policy(name, ToolPolicy(**stated)) if stated else default
     except DefinitionError as exc:
         raise DefinitionError(f"the metadata of tool {name}: {exc}") from None
-
-
-def make_fixed_schema(arguments: Any) -> dict[str, Any]:
-    """Return a schema that only these arguments fit: the framework has no way to make the call with others."""
-    if not isinstance(arguments, dict):
-        return {"const": arguments}
-    fields = {name: {"const": value} for name, value in arguments.items()}
-    return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}

@@ -25,11 +25,12 @@ from tests.adapters.langgraph.graphs import USAGE, State, build_agent, nested, s
 from tests.failed_runs import fails_with
 from tests.simulated_host import SimulatedHost
 
-from holdfast import App, Bounds, Retry, RunInfo
+from holdfast import Agent, App, Bounds, Reply, Retry, RunInfo, ToolCall, current_call
+from holdfast import tool as holdfast_tool
 from holdfast.adapters.langgraph import ToolPolicy, durable, record_tool_call
 from holdfast.core.errors import DefinitionError, RunLost, RunParked, Shutdown, StepsExceeded
 from holdfast.core.execution.calling.tool_calls import UNKNOWN_OUTCOME
-from holdfast.core.run.messages import Usage
+from holdfast.core.run.messages import ToolResult, Usage
 from holdfast.errors import ModelUnavailable, TurnFailed
 from holdfast.events import Event, ReplyAdded, TextDelta
 from holdfast.runtime.reading.transcript import Transcript
@@ -156,6 +157,27 @@ async def test_inputs_become_the_state_and_context_is_made_for_each_attempt() ->
     async with App([agent], MemoryStore()) as app:
         result = await app.run(agent, "", inputs={"places": ["Lyon"]}, run_id=RUN)
     assert result.output == {"places": ["Lyon", RUN]}
+
+
+async def test_a_child_run_gets_its_inputs() -> None:
+    async def note(state: Visits) -> Visits:
+        return {"places": [*state["places"], "Bonn"]}
+
+    visits = durable(build_line(note).compile(name="visits"))
+
+    @holdfast_tool(effect="idempotent")
+    async def travel() -> list[str]:
+        """Travel."""
+        result = await current_call().run(visits, inputs={"places": ["Lyon"]})
+        return list(result.output["places"])
+
+    async def model(messages: Sequence[Any], tools: Sequence[Any]) -> Reply:
+        if isinstance(messages[-1], ToolResult):
+            return Reply(text=str(messages[-1].content))
+        return Reply(tool_calls=[ToolCall(id="c1", name="travel", arguments={})])
+
+    async with App([Agent(name="guide", model=model, tools=[travel]), visits], "memory:") as app:
+        assert (await app.run("guide", "go")).output == "['Lyon', 'Lyon', 'Bonn']"
 
 
 async def test_a_function_may_make_the_input() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from agents import (
     Agent,
+    AgentHooks,
     GuardrailFunctionOutput,
     RunConfig,
     RunContextWrapper,
@@ -259,6 +260,8 @@ def test_what_cannot_be_recorded_is_refused() -> None:
 
     with pytest.raises(DefinitionError, match="LocalShellTool cannot be recorded"):
         durable(Agent(name="a", tools=[LocalShellTool(executor=run_command)]))
+    with pytest.raises(DefinitionError, match="give RunHooks here, and AgentHooks to the agent"):
+        durable(Agent(name="a"), hooks=AgentHooks())  # type: ignore[arg-type]
     with pytest.raises(DefinitionError, match="two agents are named 'a'"):
         durable(Agent(name="a", handoffs=[Agent(name="a")]))
     with pytest.raises(DefinitionError, match="give a ToolPolicy"):

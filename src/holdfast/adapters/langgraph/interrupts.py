@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 from langgraph.types import Interrupt
 
+from holdfast.adapters.call_arguments import make_fixed_schema
 from holdfast.adapters.langgraph.graph_stream import to_plain_data
-from holdfast.adapters.tool_policies import make_fixed_schema
 from holdfast.core.agents.calls import CallRequest, Effect
 from holdfast.core.execution.calling.waits import WAITING
 from holdfast.core.execution.step import StepContext

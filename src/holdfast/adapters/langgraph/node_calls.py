@@ -21,6 +21,7 @@ from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from langgraph.prebuilt.tool_node import ToolCallRequest, ToolNode
 from langgraph.pregel import Pregel
 
+from holdfast.adapters.call_arguments import UNREADABLE_REASON, is_unreadable
 from holdfast.adapters.langgraph.deploys import Graph
 from holdfast.adapters.langgraph.entries import CallInterrupted, GraphCallLog, GraphCallResult, ReplyEntry
 from holdfast.adapters.langgraph.graph_stream import to_plain_data
@@ -34,7 +35,7 @@ from holdfast.core.execution.calling.call_retries import retry_call
 from holdfast.core.execution.calling.waits import WAITING, StillWaiting
 from holdfast.core.execution.step import StepContext
 from holdfast.core.json_value import to_json_value
-from holdfast.core.run.messages import UNREADABLE_ARGUMENTS, ToolCall, replace_half_pairs
+from holdfast.core.run.messages import UNREADABLE_ARGUMENTS, ToolCall
 
 #: What a `ToolNode` gets for a call: a `ToolMessage`, a `Command`, or a list of them.
 Execute = Callable[[ToolCallRequest], Awaitable[Any]]
@@ -72,9 +73,11 @@ class _GraphCall(CallRequest):
     def __init__(
         self, node_calls: "NodeCalls", call_id: str, request: ToolCallRequest, policy: ToolPolicy, make: Execute
     ) -> None:
-        arguments, self._refusal = _read_arguments(request)
-        if self._refusal:
-            policy = PURE  # the tool is not called
+        arguments = request.tool_call["args"]
+        self._is_unreadable = is_unreadable(arguments)
+        if self._is_unreadable:
+            arguments, policy = {UNREADABLE_ARGUMENTS: UNREADABLE_REASON}, PURE  # the tool is not called
+        arguments = to_json_value(arguments, "the arguments")
         super().__init__(
             call_id=call_id,
             tool=request.tool_call["name"],
@@ -94,8 +97,8 @@ class _GraphCall(CallRequest):
         return None if self.request.tool is None else _get_schema(self.request.tool)
 
     async def execute(self) -> Any:
-        if self._refusal:
-            return self.error_result(self._refusal)
+        if self._is_unreadable:
+            return self.error_result(f"The arguments cannot be read: {UNREADABLE_REASON}. The tool was not called.")
         try:
             value = await self._node_calls.execute(self, self._retry)
         except Exception as exc:  # of a tool, which may raise anything
@@ -124,15 +127,6 @@ class _GraphCall(CallRequest):
 
     def is_error(self, result: Any) -> bool:
         return isinstance(result, GraphCallResult) and result.error
-
-
-def _read_arguments(request: ToolCallRequest) -> tuple[Any, str]:
-    """Return the arguments of a call. Of those that no store can keep, the reason, and what the model reads."""
-    try:
-        return to_json_value(request.tool_call["args"], "the arguments"), ""
-    except PayloadError as exc:
-        reason = replace_half_pairs(str(exc))
-        return {UNREADABLE_ARGUMENTS: reason}, f"The arguments cannot be read: {reason}. The tool was not called."
 
 
 class NodeCalls:

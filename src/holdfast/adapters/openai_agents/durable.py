@@ -9,6 +9,7 @@ from agents import Agent as SDKAgent
 from agents import AgentOutputSchema, RunConfig, RunHooks
 from agents.agent_output import AgentOutputSchemaBase
 from agents.exceptions import UserError
+from agents.lifecycle import RunHooksBase
 from agents.run_config import _coerce_run_config
 
 from holdfast.adapters.openai_agents.handoffs import AgentGraph
@@ -190,6 +191,8 @@ def durable(
     check_type("the agent", agent, SDKAgent, "an agent of the OpenAI Agents SDK")
     if not (name or agent.name):
         raise DefinitionError("the agent has no name: give it one with name=, interrupted runs find their agent by it")
+    if hooks is not None and not isinstance(hooks, RunHooksBase):
+        raise DefinitionError(f"hooks is a {type(hooks).__name__}: give RunHooks here, and AgentHooks to the agent")
     own = SDKOptions(
         context=context,
         run_config=_make_run_config(run_config),

@@ -17,6 +17,7 @@ from openai.types.responses.response_usage import InputTokensDetails, OutputToke
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
+from holdfast.adapters.call_arguments import UNREADABLE_REASON, is_unreadable
 from holdfast.core.errors import PayloadError
 from holdfast.core.json_value import to_json_value
 from holdfast.core.run.messages import UNREADABLE_ARGUMENTS, JsonCodec, replace_half_pairs
@@ -106,7 +107,8 @@ def replace_unstorable(response: ModelResponse) -> None:
     """
     for item in response.output:
         if isinstance(item, ResponseFunctionToolCall):
-            item.arguments = _replace_arguments(item.arguments)
+            if is_unreadable(item.arguments):
+                item.arguments = json.dumps({UNREADABLE_ARGUMENTS: UNREADABLE_REASON})
         elif isinstance(item, ResponseOutputMessage | ResponseReasoningItem):
             summary = item.summary if isinstance(item, ResponseReasoningItem) else ()
             for part in (*summary, *(item.content or ())):
@@ -114,17 +116,6 @@ def replace_unstorable(response: ModelResponse) -> None:
                     part.refusal = replace_half_pairs(part.refusal)
                 else:
                     part.text = replace_half_pairs(part.text)
-
-
-def _replace_arguments(arguments: str) -> str:
-    if not isinstance(parse_arguments(arguments), str):
-        return arguments
-    try:
-        json.loads(arguments)
-    except ValueError:
-        return str(replace_half_pairs(arguments))  # the SDK says that these are no JSON
-    reason = "JSON has no NaN, no infinity and no half of a surrogate pair"
-    return json.dumps({UNREADABLE_ARGUMENTS: reason})
 
 
 def make_response(reply: SDKReply) -> ModelResponse:

@@ -14,8 +14,8 @@ from agents.result import RunResult, RunResultStreaming
 from agents.tool_context import ToolContext
 from openai.types.responses import ResponseFunctionToolCall
 
+from holdfast.adapters.call_arguments import make_fixed_schema
 from holdfast.adapters.openai_agents.message_codec import parse_arguments
-from holdfast.adapters.tool_policies import make_fixed_schema
 from holdfast.core.errors import DefinitionError
 from holdfast.core.execution.calling.waits import format_expiry
 from holdfast.core.execution.step import StepContext

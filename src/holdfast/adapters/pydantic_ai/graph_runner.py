@@ -27,7 +27,7 @@ from pydantic_graph import End
 
 from holdfast.adapters.pydantic_ai.batch import PydanticAIBatch
 from holdfast.adapters.pydantic_ai.history import Counters, PydanticAIHistory, get_open_parts, make_steering_parts
-from holdfast.adapters.pydantic_ai.message_codec import load_prompt, replace_unstorable_texts
+from holdfast.adapters.pydantic_ai.message_codec import load_prompt, replace_unstorable
 from holdfast.core.execution.step import StepContext
 
 
@@ -121,7 +121,7 @@ class GraphRunner:
         self._context.model_calls.on_reply(reply.model_name or "" if isinstance(reply, ModelResponse) else "")
         self._batch.count_usage()
         if isinstance(reply, ModelResponse):
-            replace_unstorable_texts(reply)
+            replace_unstorable(reply)
             self._history.add_reply(reply)
             await self._context.emit_reply(reply.text or "")
         if isinstance(following, ModelRequestNode):  # a hook of the agent refused the reply

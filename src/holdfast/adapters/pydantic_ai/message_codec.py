@@ -18,12 +18,14 @@ from pydantic_ai.messages import (
     ModelResponse,
     TextPart,
     ThinkingPart,
+    ToolCallPart,
     ToolReturnPart,
     UserContent,
 )
 from pydantic_ai.output import NativeOutput, PromptedOutput, TextOutput, ToolOutput
 from pydantic_core import PydanticSerializationError
 
+from holdfast.adapters.call_arguments import UNREADABLE_REASON, is_unreadable
 from holdfast.adapters.output_codec import OutputCodec
 from holdfast.core.errors import DefinitionError, PayloadError
 from holdfast.core.run.messages import replace_half_pairs
@@ -69,11 +71,16 @@ class PydanticAICodec:
 CODEC = PydanticAICodec()
 
 
-def replace_unstorable_texts(reply: ModelResponse) -> None:
-    """Replace half surrogate pairs in the texts of a reply, which no store can keep."""
+def replace_unstorable(reply: ModelResponse) -> None:
+    """Replace what no store can keep: half surrogate pairs in texts, and arguments such as NaN.
+
+    In place of such arguments there is a text that is no JSON, with the reason: pydantic-ai reports it to the model.
+    """
     for part in reply.parts:
         if isinstance(part, TextPart | ThinkingPart):
             part.content = replace_half_pairs(part.content)
+        elif isinstance(part, ToolCallPart) and is_unreadable(part.args):
+            part.args = f"{UNREADABLE_REASON}: {part.args!a}"
 
 
 def _mark_bytes(message: ModelRequest) -> ModelRequest:
