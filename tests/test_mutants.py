@@ -60,15 +60,13 @@ def test_a_mutant_is_run_against_the_tests_that_enter_its_function_the_fastest_f
         "a.py::test_slow": (2.0, ["point.py::Point.move.<locals>.inner"]),
         "a.py::test_other": (0.1, ["point.py::Point.moved"]),
         "b.py::test_fast": (1.0, ["point.py::Point.move"]),
-        "c.py::test_process": (0.5, ["processes"]),
-        "c.py::test_shares_the_process": (0.2, []),
+        "c.py::test_process": (0.5, []),
     })  # fmt: skip
     within, *_ = mutants.find_mutants(module, tmp_path)
     assert within.function == "Point.move"
     assert records.find_covering(within) == ["b.py::test_fast", "a.py::test_slow"]
     outside = within._replace(function="")
     assert records.find_covering(outside) == ["a.py::test_other", "b.py::test_fast", "a.py::test_slow"]
-    assert records.find_with_processes() == ["c.py::test_process", "c.py::test_shares_the_process"]
 
 
 def test_a_sample_of_a_part_or_of_one_module_has_the_tests_of_its_package(module: Path, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
     COVERING_RECORD=FILE pytest -p tools.covering_tests ...    write the seconds and the functions of each test
     COVERING_TESTS=FILE pytest -p tools.covering_tests ...     run unknown tests, then those under "run", in its order
 
-Only the process of pytest is observed. Functions that its child processes enter are not recorded; `PROCESSES` is.
+Only the process of pytest is observed. Functions that its child processes enter are not recorded.
 """
 
 import json
@@ -16,9 +16,6 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 import pytest
-
-#: Among the functions of a test: it starts processes.
-PROCESSES = "processes"
 
 _entered: set[CodeType] = set()
 _recorded: dict[str, tuple[float, list[str]]] = {}
@@ -74,6 +71,4 @@ def _name_functions() -> set[str]:
     for code in _entered.copy():
         if "/src/holdfast/" in code.co_filename:
             names.add(f"{code.co_filename.rpartition('/')[2]}::{code.co_qualname}")
-        elif code.co_filename.endswith("/subprocess.py") or "/multiprocessing/popen_" in code.co_filename:
-            names.add(PROCESSES)
     return names

@@ -6,10 +6,10 @@
     python -m tools.mutants --seed 7 --list stores   print the sample and run nothing
 
 A sample depends only on the code and the seed. The tests run in a copy of the work tree, with `-x`: first those that
-enter the changed function, the fastest first, then those that start processes. `build/mutants` remembers which test
-enters which function; `--record` observes all tests again. A mutant that makes the tests hang is caught. A survivor
-whose change no user could observe is listed in `tools/equivalent_mutants.txt`, as this program prints it after its
-line number.
+enter the changed function, the fastest first, then the others: their processes may enter it. `build/mutants` remembers
+which test enters which function; `--record` observes all tests again. A mutant that makes the tests hang is caught. A
+survivor whose change no user could observe is listed in `tools/equivalent_mutants.txt`, as this program prints it after
+its line number.
 """
 
 import argparse
@@ -27,8 +27,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tools.covering_tests import PROCESSES
-
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path("src/holdfast")
 EQUIVALENT = ROOT / "tools/equivalent_mutants.txt"
@@ -44,7 +42,7 @@ TESTS = {
     "stores": ("tests/stores", "tests/runtime", "tests/app"),
     "fanout": ("tests/fanout", "tests/cli/test_compare.py"),
     "batteries": ("tests/batteries",),
-    "adapters": ("tests/adapters",),
+    "adapters": ("tests/adapters", "tests/runtime/reading"),
     "web": ("tests/web", "tests/fanout/test_http.py"),
 }
 #: Modules that the chosen tests do not reach.
@@ -176,7 +174,6 @@ class Records:
     def __init__(self, recorded: dict[str, tuple[float, list[str]]]) -> None:
         self.seconds = {name: seconds for name, (seconds, _) in recorded.items()}
         self._functions = {name: frozenset(functions) for name, (_, functions) in recorded.items()}
-        self._with_processes = {_file(name) for name, functions in self._functions.items() if PROCESSES in functions}
 
     def find_covering(self, mutant: Mutant) -> list[str]:
         """Return the tests that enter the function of the mutant, or any of its module. The fastest come first."""
@@ -190,10 +187,6 @@ class Records:
             start = start.partition("::")[0] + "::"
             found = {name for name, all_ in self._functions.items() if any(each.startswith(start) for each in all_)}
         return sorted(found, key=self.seconds.__getitem__)
-
-    def find_with_processes(self) -> list[str]:
-        """Return the tests of the files that start processes: those may enter any function."""
-        return [name for name in self.seconds if _file(name) in self._with_processes]
 
 
 class Runner:
@@ -222,7 +215,7 @@ class Runner:
         original = (self._folder / mutant.path).read_bytes()
         mutant.apply(self._folder)
         covering = records.find_covering(mutant)
-        others = set(records.find_with_processes()) - set(covering)
+        others = records.seconds.keys() - set(covering)
         try:
             caught_by = self._run_only(covering, records.seconds, tests)
             return caught_by or self._run_only(sorted(others), records.seconds, tests)

@@ -119,6 +119,22 @@ async def test_a_run_is_recorded_with_its_steps_and_calls_and_no_secret() -> Non
     await audit.close()
 
 
+async def test_a_call_that_failed_is_marked() -> None:
+    @tool(effect="pure")
+    async def look(place: str) -> str:
+        if place == "nowhere":
+            raise LookupError("there is no such place")
+        return "seen"
+
+    audit = Audit(tables=MemoryTables())
+    model = ScriptedModel(tool_reply(call("1", "look", place="nowhere"), call("2", "look", place="here")), "done")
+    watched = Agent(name="a", model=model, tools=[look])
+    await SimulatedHost(ports=Ports(observers=(audit,))).executor.run(watched, "go")
+    rows = await audit.query(AuditQuery(kind="tool"))
+    assert {each.call_id: each.failed for each in rows} == {"1": True, "2": False}
+    await audit.close()
+
+
 async def test_resumes_and_failures_are_recorded() -> None:
     audit, store = Audit(tables=MemoryTables()), MemoryStore()
     hang = asyncio.Event()

@@ -69,6 +69,11 @@ class TestEveryLedger:
         assert (await ledger.spent("a", NOW - WEEK)).tokens == 1
         assert await ledger.reserve("r", [reservation(10)], NOW) is None
 
+    async def test_a_window_is_precise_to_a_minute(self, ledger: Ledger) -> None:
+        await ledger.commit("r", ["a"], Spend(tokens=10), NOW)
+        assert (await ledger.spent("a", NOW)).tokens == 10
+        assert (await ledger.spent("a", NOW + timedelta(minutes=1))).tokens == 0
+
     async def test_accounts_are_kept_apart(self, ledger: Ledger) -> None:
         await ledger.commit("r", ["a", "b"], Spend(tokens=3), NOW)
         await ledger.commit("s", ["b"], Spend(tokens=4), NOW)
@@ -390,6 +395,20 @@ async def test_the_time_of_every_run_counts_also_of_one_that_fails(store: str | 
             await app.run("failing", "go")
         await app.run("ending", "go")
         assert [(await budget.spent(f"agent:{agent.name}")).seconds for agent in agents] == [1, 2]
+
+
+async def test_a_run_counts_once_with_all_its_steps_and_children() -> None:
+    child = Agent(name="child", model=ScriptedModel("helped"))
+
+    @tool(effect="idempotent")
+    async def delegate() -> str:
+        return str((await current_call().run(child, "help")).output)
+
+    model = ScriptedModel(tool_reply(call("1", "delegate")), tool_reply(call("2", "delegate")), "done")
+    budget = Budget(Limit(runs=1, per="all"))
+    async with App([Agent(name="a", model=model, tools=[delegate])], MemoryStore(), budget=budget) as app:
+        assert (await app.run("a", "go")).output == "done"
+        assert (await budget.spent("all")).runs == 1
 
 
 async def test_a_window_that_has_moved_lets_a_run_begin_again() -> None:

@@ -243,6 +243,17 @@ async def test_the_next_escalator_is_asked_if_one_says_so() -> None:
     assert (len(first.asked), len(second.asked), len(third.asked)) == (1, 1, 0)
 
 
+async def test_no_other_escalator_is_asked_if_one_does_not_say_so() -> None:
+    clock, model = ManualClock(), Hanging()
+    first, second = Escalation(CriticAction(extend=SOFT)), Escalation(CriticAction(kill=True))
+    host = make_host(clock, Critic(first, second, clock=clock))
+    run = asyncio.create_task(host.executor.run(agent_of(model), "go"))
+    await clock.advance(SOFT * 1.1)
+    model.replies.put_nowait(Reply(text="done"))
+    assert (await run).output == "done"
+    assert (len(first.asked), len(second.asked)) == (1, 0)
+
+
 async def test_an_escalator_that_raises_is_logged_and_the_deadline_stands(caplog: pytest.LogCaptureFixture) -> None:
     clock, model = ManualClock(), Hanging()
     critic = Critic(Escalation(ValueError("no idea")), backstop=2, clock=clock)

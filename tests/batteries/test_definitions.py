@@ -323,6 +323,12 @@ def test_an_invalid_document_is_refused(document: str) -> None:
             read(document)
 
 
+def test_text_before_the_front_matter_is_refused() -> None:
+    document = export_persona(Persona(owner="al", name="p", instructions="Look."))
+    with pytest.raises(MalformedDefinition, match="no front matter"):
+        import_persona(f"A persona:\n{document}")
+
+
 # -- skills, agent tools, tiers ---------------------------------------------------------------------------------------
 
 

@@ -59,7 +59,7 @@ class TestJobTable:
 
     async def test_a_name_is_taken_once(self, jobs: JobTable) -> None:
         await jobs.add(job())
-        with pytest.raises(JobExists):
+        with pytest.raises(JobExists, match="exists already"):
             await jobs.add(job())
 
     async def test_a_removed_job_is_gone(self, jobs: JobTable) -> None:
@@ -403,3 +403,8 @@ def test_the_next_fire_is_later_also_in_a_repeated_hour(cron: str) -> None:
 def test_an_invalid_cron_expression_or_time_zone_is_refused(cron: str, timezone: str) -> None:
     with pytest.raises(ScheduleError):
         cron_next(cron, timezone, START)
+
+
+def test_the_run_of_a_fire_has_the_same_id_in_every_release() -> None:
+    made = job("the daily report").run_id(datetime(2030, 1, 1, 9, tzinfo=UTC))
+    assert made == "schedule:the-daily-report:4eecaa1b:20300101T090000Z", "two releases would both start the run"

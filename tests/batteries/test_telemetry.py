@@ -139,6 +139,7 @@ async def test_a_model_call_has_the_name_of_the_model_and_its_provider(collector
     assert attributes is not None
     assert (attributes["gen_ai.request.model"], attributes["gen_ai.provider.name"]) == ("gpt-5", "openai")
     assert attributes["gen_ai.response.model"] == "gpt-5-2026-08-07"
+    assert attributes["holdfast.step"] == 1
     [point] = collector.read_points("gen_ai.client.operation.duration")
     assert dict(point.attributes) == {
         "gen_ai.agent.name": "a",
@@ -217,8 +218,12 @@ async def test_a_child_run_is_below_the_call_that_started_it(collector: Collecto
 
     parent = make_agent(tool_reply(call("c1", "delegate")), "done", tools=[delegate], name="parent")
     async with App([parent], "memory:", telemetry=collector.port) as app:
-        await app.run("parent", "go")
+        await app.run("parent", "go", run_id="above")
     inner = collector.get("invoke_agent child")
+    assert inner.attributes is not None
+    assert inner.attributes["holdfast.parent_run_id"] == "above"
+    assert "gen_ai.conversation.id" not in inner.attributes
+    assert "holdfast.parent_run_id" not in (collector.get("invoke_agent parent").attributes or {})
     assert get_parent(inner) == get_id(collector.get("execute_tool delegate"))
     assert get_trace(inner) == get_trace(collector.get("invoke_agent parent"))
 
@@ -297,6 +302,7 @@ async def test_each_turn_of_a_conversation_has_a_trace_of_its_own(collector: Col
         await conversation.send("hi again")
     first, second = collector.find("invoke_agent a")
     assert get_trace(first) != get_trace(second)
+    assert {(span.attributes or {}).get("gen_ai.conversation.id") for span in (first, second)} == {conversation.run_id}
     assert [link.context.span_id for link in second.links] == [get_id(first)]
 
 

@@ -28,7 +28,7 @@ from tests.simulated_host import SimulatedHost
 from holdfast import Agent, App, Bounds, Reply, Retry, RunInfo, ToolCall, current_call
 from holdfast import tool as holdfast_tool
 from holdfast.adapters.langgraph import ToolPolicy, durable, record_tool_call
-from holdfast.core.errors import DefinitionError, RunLost, RunParked, Shutdown, StepsExceeded
+from holdfast.core.errors import DefinitionError, PayloadError, RunLost, RunParked, Shutdown, StepsExceeded
 from holdfast.core.execution.calling.tool_calls import UNKNOWN_OUTCOME
 from holdfast.core.run.messages import ToolResult, Usage
 from holdfast.errors import ModelUnavailable, TurnFailed
@@ -427,6 +427,20 @@ async def test_a_call_of_a_tool_node_is_retried_as_its_policy_says() -> None:
     assert get_tool_texts(result.output) == ["fetched"]
     assert crash.passed == ["fetch"] * 3
     assert result.steps == 2
+
+
+async def test_a_result_that_cannot_be_stored_ends_the_run_and_names_its_tool() -> None:
+    @tool(response_format="content_and_artifact")
+    async def fetch(city: str) -> Any:
+        """Fetch."""
+        return "fetched", asyncio.Lock()
+
+    builder = StateGraph(State)
+    builder.add_sequence([("model", script([("fetch", "Lyon")])), ("tools", ToolNode([fetch]))])
+    builder.add_edge(START, "model")
+    async with App([durable(builder.compile(name="agent"))], "memory:") as app:
+        with fails_with(PayloadError, match="the result of fetch cannot be stored"):
+            await app.run("agent", "go")
 
 
 class Basket(TypedDict):

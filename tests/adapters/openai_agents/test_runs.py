@@ -38,11 +38,11 @@ from tests.adapters.openai_agents.test_resume import get_outputs
 from tests.failed_runs import fails_with
 from typing_extensions import TypedDict
 
-from holdfast import App, current_call, tool
+from holdfast import App, Bounds, current_call, tool
 from holdfast.adapters.openai_agents import ToolPolicy, durable
 from holdfast.adapters.openai_agents.message_codec import CODEC, Input, make_output, make_reply
 from holdfast.adapters.readable import Thinking, read_message
-from holdfast.core.errors import DefinitionError, RunFailed
+from holdfast.core.errors import DefinitionError, RepeatedToolCalls, RunFailed
 from holdfast.core.observer import AttemptControl, ObservedEvent, ReplyReceived
 from holdfast.core.run.messages import Reply, ToolCall, ToolResult, User
 
@@ -402,3 +402,19 @@ async def test_a_prompt_of_content_parts_reaches_the_model() -> None:
     assert model.requests[0] == [
         {"role": "user", "content": [{"type": "input_text", "text": "What is this?"}, picture]}
     ]
+
+
+async def test_the_same_call_is_repeated_as_often_as_the_bound_says() -> None:
+    made: list[str] = []
+
+    @function_tool
+    async def look(city: str) -> str:
+        made.append(city)
+        return "warm"
+
+    model = ScriptedModel(*([call(f"c{number}", "look", city="Lyon")] for number in range(9)))
+    agent = durable(Agent(name="a", model=model, tools=[look]), bounds=Bounds(max_repeats=2))
+    async with App([agent], "memory:") as app:
+        with fails_with(RepeatedToolCalls):
+            await app.run("a", "go")
+    assert made == ["Lyon", "Lyon"]

@@ -262,6 +262,32 @@ async def test_a_conversation_stays_open_while_a_refund_waits_for_approval(url: 
         assert f"Background task {task.run_id.rpartition(':')[2]} (clerk) has ended: done." in told
 
 
+async def test_a_model_that_misuses_a_task_reads_what_is_wrong() -> None:
+    model = ScriptedModel(
+        tool_reply(
+            call("unknown", "start_task", agent="unknown", prompt="x"),
+            call("itself", "start_task", agent="planner", prompt="x"),
+            call("none", "wait_for_tasks", task_ids=[]),
+            call("below another", "message_task", task_id="1:2", text="hello"),
+        ),
+        tool_reply(call("first", "start_task", agent="wait_long", prompt="x")),
+        tool_reply(call("second", "start_task", agent="wait_long", prompt="y")),
+        "done",
+    )
+    planner = Agent(name="planner", model=model, tools=background_tools([wait_long, "planner"], max_tasks=1))
+    async with asyncio.timeout(TIMEOUT), App([planner, wait_long], "memory:") as app:
+        result = await app.run(planner, "go")
+    errors = {
+        each.call_id: str(each.content) for each in result.messages if isinstance(each, ToolResult) and each.error
+    }
+    assert errors.keys() == {"unknown", "itself", "none", "below another", "second"}
+    assert "there is no agent 'unknown': use one of wait_long, planner" in errors["unknown"]
+    assert "planner is above this task" in errors["itself"]
+    assert "give the ids of one or more tasks" in errors["none"]
+    assert "there is no task '1:2': list_tasks shows all" in errors["below another"]
+    assert "1 tasks have not ended" in errors["second"]
+
+
 @pytest.mark.asyncio
 async def test_a_planner_waits_for_the_first_of_its_tasks_and_reads_its_result(url: str) -> None:
     async def choose(messages: Sequence[Any]) -> Any:

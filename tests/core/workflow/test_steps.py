@@ -10,6 +10,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from tests.core.null_listener import NullListener
 from tests.failed_runs import fails_with
 from tests.simulated_host import SimulatedHost
 
@@ -19,6 +20,7 @@ from holdfast.core.agents.agent import Bounds
 from holdfast.core.agents.tool import Tool
 from holdfast.core.errors import DefinitionError, RunError, StepsExceeded
 from holdfast.core.run.info import RunInfo
+from holdfast.core.run.run_events import Event, StepStarted
 from holdfast.stores.memory import MemoryStore
 from holdfast.workflows import AmbiguousStep, StepFailed, Workflow, call, now, random, uuid4, workflow
 
@@ -428,3 +430,25 @@ def test_what_is_no_function_with_one_result_is_refused() -> None:
         @workflow
         async def untyped(number) -> None:  # type: ignore[no-untyped-def]
             pass
+
+
+async def test_a_listener_hears_of_each_step_before_it_is_made() -> None:
+    heard: list[str] = []
+
+    @tool
+    async def note(text: str) -> None:
+        heard.append(text)
+
+    class StepListener(NullListener):
+        async def on_event(self, info: RunInfo, event: Event) -> None:
+            if isinstance(event, StepStarted):
+                heard.append(f"step {event.step}")
+
+    @workflow
+    async def flow() -> None:
+        await note("a")
+        await note("b")
+
+    async with App([flow], MemoryStore(), listener=StepListener()) as app:
+        await app.run(flow)
+    assert heard == ["step 1", "a", "step 2", "b"]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.cli.modules import approving
 from tests.failed_runs import fails_with
+from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, App, Reply, Retry, RunWaiting, ToolCall, Usage, WorkerSettings, tool
 from holdfast.adapters.pydantic_ai import durable
@@ -14,6 +15,7 @@ from holdfast.checkpoint.errors import InvalidCursor, RunNotFound
 from holdfast.checkpoint.record import Release, RunStatus
 from holdfast.checkpoint.workers import WorkerIdentity, this_process
 from holdfast.core.errors import DefinitionError, RunFailed
+from holdfast.runtime.reading.run_summary import describe_run
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.manual_clock import ManualClock
 
@@ -206,3 +208,18 @@ async def test_a_wrong_argument_is_refused(query: Any) -> None:
     async with App([payer], MemoryStore(), worker=IDLE) as app:
         with pytest.raises(DefinitionError):
             await app.list(**query)
+
+
+async def test_a_run_with_one_waiting_call_names_no_further_calls() -> None:
+    @tool(approval=True)
+    async def book(room: int) -> str:
+        return "booked"
+
+    model = ScriptedModel(tool_reply(call("1", "book", room=7)), "done")
+    async with App([Agent(name="a", model=model, tools=[book])], MemoryStore()) as app:
+        with pytest.raises(RunWaiting) as waiting:
+            await app.run("a", "go", run_id="r")
+        [run] = (await app.list()).runs
+    text = "".join(piece.text for piece in describe_run(run, waiting.value.calls, run.updated_at))
+    assert text.startswith("waits for approval of book(room=7)")
+    assert "more call" not in text
