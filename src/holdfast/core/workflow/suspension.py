@@ -1,11 +1,12 @@
 """When the code of a workflow is unwound: no step is in progress, and those that wait need time or mail."""
 
 import asyncio
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
 from holdfast.clock import Timer
-from holdfast.core.errors import RunError
+from holdfast.core.errors import DefinitionError, RunError
 from holdfast.core.execution.attempt import Attempt
 from holdfast.core.execution.calling.waits import Waits
 
@@ -15,6 +16,29 @@ QUIET_PERIOD = timedelta(seconds=1)
 
 #: Turns of the event loop in which a task that got a result begins its next step.
 _SETTLING_TURNS = 10
+
+
+#: An `asyncio.timeout` around a wait is waited out in the process if it ends within this time.
+MAX_TIMEOUT = timedelta(seconds=5)
+
+
+def find_timeout(tasks: Iterable["asyncio.Task[Any]"]) -> timedelta | None:
+    """Return how long the first `asyncio.timeout` or `asyncio.wait` of these tasks still takes; `None` without one.
+
+    asyncio has no public way to ask, and other event loops than its own have none: then there seems to be none.
+    """
+    loop, known = asyncio.get_running_loop(), {task for task in tasks if not task.done()}
+    # The future that a task waits for. `asyncio.wait` has a timer that resolves it.
+    waiters = {id(getattr(task, "_fut_waiter", None)) for task in known}
+    ends: list[float] = []
+    for handle in getattr(loop, "_scheduled", ()):
+        callback, arguments = getattr(handle, "_callback", None), getattr(handle, "_args", None) or ()
+        owner = getattr(callback, "__self__", None)
+        is_timeout = isinstance(owner, asyncio.Timeout) and getattr(owner, "_task", None) in known
+        is_wait = getattr(callback, "__name__", "") == "_release_waiter" and not waiters.isdisjoint(map(id, arguments))
+        if not handle.cancelled() and (is_timeout or is_wait):
+            ends.append(handle.when())
+    return timedelta(seconds=max(0.0, min(ends) - loop.time())) if ends else None
 
 
 class Unwind(BaseException):
@@ -168,6 +192,14 @@ class Suspension:
                 for rest in ready or undecided:
                     rest.wake(bool(ready))
                 return
+            if (remaining := find_timeout(self._tasks)) is not None:
+                if remaining <= MAX_TIMEOUT:  # it ends the wait in this process
+                    self._start_timer(remaining + QUIET_PERIOD, self._finish, changes)
+                    return
+                self._stop_error = DefinitionError(
+                    "asyncio.timeout or asyncio.wait(timeout=...) is around a wait that holds no process, and cannot "
+                    "end it: give the wait a timeout, or use first()"
+                )
         self.error = self._stop_error or self._waits.make_error()
         for rest in self._resting.values():
             if not rest.future.done():
