@@ -1,6 +1,7 @@
 """Reports code that blocks the event loop: while it does, no run of the process continues."""
 
 import asyncio
+import functools
 import logging
 import os
 import sys
@@ -19,8 +20,6 @@ INTERVAL: Final = 1.0
 #: Code that blocks again is reported once in this many seconds.
 QUIET_TIME: Final = 60.0
 
-#: Where code lies that no user wrote.
-_LIBRARIES = (os.path.dirname(os.path.dirname(__file__)), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
 _CALL_CODE, _RUN_CODE = ToolCalls._await_result.__code__, _execute.__code__
 
 _TOOL_HINT = "write the tool as a plain `def`, which runs in a thread, or await an async client in it"
@@ -84,6 +83,12 @@ class LoopWatchdog:
             log.warning("%s: the event loop was blocked for %.1f seconds", last[0], took)
 
 
+@functools.cache
+def _list_libraries() -> tuple[str, ...]:
+    """Return where code lies that no user wrote. When it is needed: reading the paths loads a large module."""
+    return (os.path.dirname(os.path.dirname(__file__)), *map(sysconfig.get_path, ("stdlib", "purelib", "platlib")))
+
+
 def _describe_block(frame: FrameType) -> tuple[str, str, str] | None:
     """Return who blocks the loop, where, and what to do; `None` if that is no code of a run."""
     own_frame, current = frame, frame  # own: the outermost one of the user's code
@@ -96,7 +101,7 @@ def _describe_block(frame: FrameType) -> tuple[str, str, str] | None:
             info = current.f_locals["attempt"].info
             who = f"run {info.run_id}: the model or other code of agent {info.agent_name}"
             return who, _format_place(own_frame), _AGENT_HINT
-        if not code.co_filename.startswith(_LIBRARIES):
+        if not code.co_filename.startswith(_list_libraries()):
             own_frame = current
         if current.f_back is None:
             return None

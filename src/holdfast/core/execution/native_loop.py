@@ -224,8 +224,7 @@ class _Conversation:
         tool_calls, requests = self._context.tool_calls, list(map(self._make_call, calls))
         if not resumed:
             tool_calls.add_approvals(requests)
-        tools = [self._tools[call.name] for call in calls if call.name in self._tools]
-        in_order = len(calls) > 1 and any(tool.sequential for tool in tools)
+        in_order = len(calls) > 1 and self._has_sequential_tool(calls)
         effects = {request.call_id: request.effect for request in requests}
         await tool_calls.announce(effects, resumed=resumed, in_order=in_order)
         if len(requests) == 1:
@@ -237,6 +236,9 @@ class _Conversation:
         if WAITING in results:
             raise self._context.waits.make_error()
         return results
+
+    def _has_sequential_tool(self, calls: Sequence[ToolCall]) -> bool:
+        return any(call.name in self._tools and self._tools[call.name].sequential for call in calls)
 
     async def _call_in_order(self, requests: Sequence["_Call"]) -> list[Any]:
         """Return the results up to the first call that waits: those after it have to wait too."""
