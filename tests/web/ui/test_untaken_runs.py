@@ -4,6 +4,7 @@ from datetime import timedelta
 
 import httpx
 import msgspec
+from tests.probe_store import ProbeStore
 from tests.web.ui.journals import store_long_run
 
 from holdfast.app import App
@@ -36,7 +37,12 @@ async def test_a_due_run_that_no_idle_worker_takes_names_its_agent() -> None:
 async def test_the_list_and_the_page_of_the_run_say_that_no_worker_knows_the_agent() -> None:
     clock = ManualClock()
     CLOCK.set(clock)
-    async with App([], "memory:", worker=False) as app:
+    reads: list[str] = []
+
+    async def count(method: str) -> None:
+        reads.append(method)
+
+    async with App([], ProbeStore(MemoryStore(), before=count), worker=False) as app:
         await store_long_run(app.store, "orphan", 1, agent="helpr")
         transport = httpx.ASGITransport(
             make_ui(app, authorize=lambda request: LOCAL_PRINCIPAL), client=("127.0.0.1", 1)
@@ -44,6 +50,8 @@ async def test_the_list_and_the_page_of_the_run_say_that_no_worker_knows_the_age
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             for wanted in (False, True):
                 for path in ("/", "/runs/orphan"):
+                    reads.clear()
                     page = (await client.get(path)).text
+                    assert reads.count("read_fleet") <= 1, "it counts all runs"
                     assert ("none knows agent <code>helpr</code>" in page) == wanted, path
                 await clock.jump(timedelta(minutes=1))

@@ -7,7 +7,7 @@ import msgspec
 
 from holdfast.checkpoint.record import RunFilter, RunStatus
 from holdfast.checkpoint.store import RunStore
-from holdfast.checkpoint.workers import this_process
+from holdfast.checkpoint.workers import Fleet, this_process
 from holdfast.runtime.reading.activity import join_workers
 from holdfast.runtime.reading.run_summary import RunSummary
 from holdfast.web.auth import Principal
@@ -33,12 +33,27 @@ def waits_too_long(run: RunSummary, now: datetime) -> bool:
     return now - max(run.updated_at, run.not_before) > UNTAKEN_AFTER
 
 
-async def find_untaken(site: Site, principal: Principal, runs: Iterable[RunSummary], now: datetime) -> Untaken | None:
+class FleetReader:
+    """Reads the fleet once, if it is asked for: counting all runs is the most expensive part of a page."""
+
+    def __init__(self, store: RunStore) -> None:
+        self.store = store
+        self._fleet: Fleet | None = None
+
+    async def read(self) -> Fleet:
+        if self._fleet is None:
+            self._fleet = await self.store.read_fleet()
+        return self._fleet
+
+
+async def find_untaken(
+    site: Site, principal: Principal, runs: Iterable[RunSummary], now: datetime, fleet: FleetReader | None = None
+) -> Untaken | None:
     """Return the run among these that waits although a live worker is idle. The store is read only if one waits."""
     late = [run for run in runs if waits_too_long(run, now)]
     if not late or not principal.sees_all:
         return None
-    busy, live = await _read_workers(site.store, counts_self=site.app.worker_settings.take_runs)
+    busy, live = await _read_workers(fleet or FleetReader(site.store), counts_self=site.app.worker_settings.take_runs)
     if live and live <= busy:
         return None
     return Untaken(run=min(late, key=_get_time), has_live=bool(live))
@@ -48,10 +63,10 @@ def _get_time(run: RunSummary) -> datetime:
     return run.updated_at
 
 
-async def _read_workers(store: RunStore, *, counts_self: bool) -> tuple[set[str], set[str]]:
+async def _read_workers(fleet: FleetReader, *, counts_self: bool) -> tuple[set[str], set[str]]:
     """Return the workers that execute runs, and all that are alive. The process of the page may be no worker."""
-    running = await store.list_page(RunFilter(statuses=frozenset({RunStatus.RUNNING})), limit=_MAX_RUNNING)
-    workers = join_workers((await store.read_fleet()).workers, running.records)
+    running = await fleet.store.list_page(RunFilter(statuses=frozenset({RunStatus.RUNNING})), limit=_MAX_RUNNING)
+    workers = join_workers((await fleet.read()).workers, running.records)
     live = [
         each
         for each in workers

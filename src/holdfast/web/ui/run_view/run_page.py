@@ -186,7 +186,7 @@ def make_body(
         started = steps[0].parts if steps and steps[0].first_seq == 0 else []
         body["input"] = next((part.content.text for part in started if part.kind == "user" and part.content), "")
         return body | {"tree": tree.select(view.show), "all_calls": tree, "timeline": timeline}
-    open_bar = _make_open_bar(record, steps, attempts, now) if is_end else None
+    open_bar = _make_open_bar(record, steps, attempts, now) if is_end and (steps or not run.steps) else None
     timeline = build_timeline(
         steps, attempts=attempts, children=children, open_bar=open_bar, now=now, view=view.timeline
     )
