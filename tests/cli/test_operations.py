@@ -1,6 +1,7 @@
 """holdfast cancel, unpark, fork and rm."""
 
 import json
+import re
 
 from tests.cli.shell import Shell, kill
 
@@ -131,3 +132,27 @@ def test_a_command_needs_a_run_or_a_filter(shell: Shell) -> None:
         both = shell.run(command, "r1", "--agent", "sampler")
         assert (both.returncode, "name the run r1, or give a filter (agent), not both" in both.stderr) == (2, True)
     assert "not both" in shell.run("resume", "sample:agent", "--agent", "sampler").stderr
+
+
+WORKFLOW = """
+from holdfast import App, tool
+from holdfast.workflows import workflow
+
+@tool
+async def price(item: str) -> int:
+    return 7
+
+@workflow
+async def buy(item: str) -> str:
+    return f"{item} for {await price(item)}"
+
+app = App([buy], "sqlite:runs.db")
+"""
+
+
+def test_a_workflow_is_forked_at_a_call_with_another_result(shell: Shell) -> None:
+    (shell.folder / "shop.py").write_text(WORKFLOW)
+    assert "tea for 7" in shell.ok("run", "shop:buy", "tea", "--run-id", "r1")
+    [call_id] = set(re.findall(r"price:\w+:1", shell.ok("show", "r1", "--json")))
+    shell.ok("fork", "r1", "--at", "1", "--result", f"{call_id}=9", "--app", "shop:app", "--run-id", "r2")
+    assert "tea for 9" in shell.ok("resume", "shop:buy", "r2")

@@ -49,6 +49,21 @@ async def find_child(app: App, parent: str) -> str:
     return child.run_id
 
 
+async def wait_until_ended(app: App, run_id: str, *, runs: int) -> None:
+    """Wait until this run is done, and the store has this many runs: a removed run is seen by no watcher."""
+    while (await app.get(run_id)).status is not RunStatus.DONE or len((await app.list()).runs) > runs:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+
+
+async def find_waiting(app: App, parent: str, prompt: str) -> str:
+    """Return the child with this prompt, once it waits."""
+    async for event in app.watch(status=["waiting"]):
+        run = await app.get(event.run_id)
+        if run.parent == parent and run.prompt == prompt:
+            return run.run_id
+    raise AssertionError("the stream has ended")
+
+
 async def test_an_app_that_closes_leaves_a_parent_and_its_child_to_the_next_one(url: str) -> None:
     async with App([hold, wait_long], url) as app:
         await app.submit(hold, "go", run_id="r")
@@ -136,8 +151,7 @@ async def test_a_child_stays_readable_for_its_parent_and_a_removed_detached_run_
         await app.submit(above, run_id="r")
         await wait_for_status(app, "r", "waiting")
         child = await find_child(app, "r")
-        while (await app.get(child)).status is not RunStatus.DONE or len((await app.list()).runs) > 2:
-            await asyncio.sleep(0.01)  # until the detached one is removed
+        await wait_until_ended(app, child, runs=2)
         await app.signal("r", "both have ended", None)
         found = await ended
     assert found[0] == "child"
@@ -178,11 +192,7 @@ async def test_a_fork_reads_ended_runs_and_cannot_wait_for_others(url: str) -> N
         await app.submit(above, run_id="r")
         await wait_for_status(app, "r", "waiting")
         await app.signal(await find_child(app, "r"), "ended", "first")
-        later = ""
-        while not later:
-            runs = (await app.list(parent="r")).runs
-            later = next((run.run_id for run in runs if run.status is RunStatus.WAITING and run.prompt == "later"), "")
-            await asyncio.sleep(0.01)
+        later = await find_waiting(app, "r", "later")
         await wait_for_status(app, "r", "waiting")
         fork = await app.fork("r", 3)
         with pytest.raises(Exception, match="a fork cannot wait for"):
@@ -201,7 +211,7 @@ async def test_a_message_to_a_started_agent_is_read_before_its_next_step(url: st
     async def above() -> str:
         started = await start("clerk", "work")
         await started.send("hurry")
-        return await started.result()
+        return str(await started.result())
 
     async with App([above, clerk], url) as app:
         await app.submit(above, run_id="r")

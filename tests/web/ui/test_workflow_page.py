@@ -163,6 +163,11 @@ def test_a_workflow_is_forked_at_a_call(trip: UIServer, page: Page) -> None:
     call.locator("> summary").click()
     call.get_by_role("link", name="Fork after this call").click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("Fork trip-1")
+    result = page.get_by_label("Result of")
+    result.fill('{"number": "XX 1"}')
+    page.get_by_role("button", name="Fork with this result").click()
+    expect(page.get_by_role("status")).to_contain_text("This is the fork.")
+    expect(page.locator(".flow")).to_contain_text("XX 1")
 
 
 def test_a_hostile_workflow_is_text(server: UIServer, page: Page) -> None:

@@ -20,7 +20,7 @@ class AuditRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     agent_name: str
     caller_id: str = ""
     parent_run_id: str | None = None
-    #: For `start`: `begun` or `resumed`. For `end`: `complete`, `fail`, `park`, `leave` (interrupted) or `abandon`.
+    #: For `start`: `begun` or `resumed`. For `end`: how the attempt ended, such as `done` or `parked`.
     status: str = ""
     step: int = 0
     #: Total usage of the run so far, child runs excluded.

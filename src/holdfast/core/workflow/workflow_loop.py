@@ -12,6 +12,7 @@ from holdfast.core.execution.step import StepContext
 from holdfast.core.json_value import to_json_value
 from holdfast.core.loop import FinishedCall, PendingCall
 from holdfast.core.run.messages import NATIVE_CODEC, MessageCodec, ToolResult, User
+from holdfast.core.run.prompt import summarize_prompt
 from holdfast.core.workflow.function.workflow_function import WorkflowFunction
 from holdfast.core.workflow.restart import Life, Restart
 from holdfast.core.workflow.steps.step_log import StepLog
@@ -76,8 +77,10 @@ class WorkflowLoop:
         if info.conversation:
             raise DefinitionError(f"workflow {info.agent_name}: a workflow holds no conversations")
         if context.begins:
-            text = info.prompt_text or msgspec.json.encode(info.inputs).decode()
-            await context.start([User(text)])
+            text = summarize_prompt(context.prompt) or msgspec.json.encode(info.inputs).decode()
+            # Equal calls of two phases differ by their step, and so by their idempotency keys.
+            life = Life(first_step=context.state.steps)
+            await context.start([User(text, [msgspec.to_builtins(life)] if life.first_step else [])])
         for call_id, result in list(context.state.results.items()):  # a person has resolved them
             context.state.finish_call(call_id, result)
         while True:
@@ -93,7 +96,7 @@ class WorkflowLoop:
     async def _live(self, context: StepContext, life: Life) -> Any:
         """Call the function with the arguments of this life."""
         info = context.attempt.info
-        prompt, inputs = (info.prompt, info.inputs) if life.arguments is None else ("", life.arguments)
+        prompt, inputs = (context.prompt, info.inputs) if life.arguments is None else ("", life.arguments)
         # A later attempt gets them from the store: steps are found by arguments that depend on them.
         redact = context.attempt.services.redact_value
         arguments = self.function.bind(redact(prompt), redact(dict(inputs)))
