@@ -122,9 +122,9 @@ async def test_a_step_makes_few_python_calls(effect: str, most: int) -> None:
     assert Counter(model.events[10:110]).most_common(1)[0][0] <= most
 
 
-@pytest.mark.parametrize(("effect", "most"), [("once", 142), ("pure", 112)])
+@pytest.mark.parametrize(("effect", "most"), [("once", 166), ("pure", 126)])
 async def test_a_step_of_a_workflow_makes_few_python_calls(effect: str, most: int) -> None:
-    """The figures may fall, not grow. In processor time such a step costs what a step of an agent costs."""
+    """The figures may fall, not grow. They contain some 20 calls of the clock and the store of the test."""
     counts, look = Counting(calls=1, kinds=["call"]), Tool(_seen, name="look", effect=effect)
 
     @workflow
@@ -135,7 +135,8 @@ async def test_a_step_of_a_workflow_makes_few_python_calls(effect: str, most: in
         sys.setprofile(None)
 
     try:
-        await Executor(Ports(checkpoints=StoreCheckpoints(MemoryStore()))).run(flow, "")
+        # On a clock on which no step is too slow to be written as one.
+        await SimulatedHost(clock=ManualClock()).executor.run(flow, "")
     finally:
         sys.setprofile(None)
     early, late = (Counter(part).most_common(1)[0][0] for part in (counts.events[10:110], counts.events[-100:]))
