@@ -122,3 +122,10 @@ def test_limits_of_a_budget_are_checked() -> None:
 def test_sqlite_in_memory_is_no_file_of_that_name() -> None:
     with pytest.raises(StoreError, match="write memory:"):
         App([Agent(name="a", model=ScriptedModel("ok"))], "sqlite::memory:")
+
+
+async def test_an_app_that_was_never_opened_says_how_to_open_it() -> None:
+    app = App([Agent(name="a", model=answer)], "memory:")
+    for operation in (app.get("r"), app.submit("a", "go"), app.cancel("r")):
+        with pytest.raises(DefinitionError, match="the App is not open: use it as `async with app:`"):
+            await operation

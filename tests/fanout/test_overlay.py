@@ -120,3 +120,12 @@ def test_calls_that_failed_and_tools_of_the_same_name_are_not_repeated(tmp_path:
         ]
     )
     assert overlay.writes == ()
+
+
+def test_a_file_exists_on_disk_or_as_a_proposed_write_until_it_is_deleted(tmp_path: Path) -> None:
+    overlay = Overlay(folder_at(tmp_path))
+    overlay.write("new.txt", "five")
+    overlay.delete("a.txt")
+    assert [overlay.exists(path) for path in ("sub/b.txt", "new.txt", "a.txt", "sub", "missing")] == [
+        True, True, False, False, False
+    ]  # fmt: skip
