@@ -357,7 +357,7 @@ class _ToolCall(_Call):
             returned = await call_tool(attempt, tool, self.call_id, self._start)
             if isinstance(returned, Deferred):
                 return returned
-            return self.value_result(returned)
+            content = to_json_value(returned, f"the result of {tool.name}")
         except (Exception, asyncio.CancelledError) as exc:  # user code may raise anything: it is a result for the model
             if isinstance(exc, Suspend) or attempt.stop_state.is_resumable_after(exc):
                 raise  # the tool waits, parks the run, or announces a shutdown
@@ -372,6 +372,7 @@ class _ToolCall(_Call):
             if tool.on_error == "raise":
                 raise ToolFailed(tool.name, exc) from exc
             return self.error_result(format_error(exc))
+        return ToolResult(call_id=self.call_id, tool=self.tool, content=content)
 
     def value_result(self, value: Any) -> ToolResult:
         content = to_json_value(value, f"the result of {self.tool}")

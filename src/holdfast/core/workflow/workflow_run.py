@@ -26,6 +26,10 @@ from holdfast.core.workflow.suspension import Suspension, Unwind
 
 log: logging.Logger = logging.getLogger("holdfast.run")
 
+#: Constants, because Python 3.11 looks up a member of an enum slowly.
+_TRANSACTION = Effect.TRANSACTION
+_GUARDED = (Effect.ONCE, Effect.TRANSACTION)
+
 #: A wait that ends within this time is waited out in the process.
 MAX_IN_PROCESS_WAIT = timedelta(seconds=5)
 
@@ -119,7 +123,7 @@ class WorkflowRun:
         """Make a call that has no recorded result, and record it."""
         if LOST_CALLS.get() is not None:
             raise asyncio.CancelledError  # as in the attempt in which its branch lost
-        if call.effect is Effect.TRANSACTION:
+        if call.effect is _TRANSACTION:
             self.attempt.saver.check_transaction(call.tool, in_thread=call.in_thread)
         self.suspension.begin_work()
         try:
@@ -237,7 +241,7 @@ class WorkflowRun:
         Raises:
             RunParked: it meets no more of them. This call may be one of them with other arguments.
         """
-        while call.effect in (Effect.ONCE, Effect.TRANSACTION) and (unmet := self._list_unmet(call.tool)):
+        while call.effect in _GUARDED and (unmet := self._list_unmet(call.tool)):
             if await self.suspension.rest_until_next_step():
                 continue
             self._add_call(call)

@@ -94,7 +94,9 @@ class StepCall(CallRequest):
         Raises:
             PayloadError: the value has no JSON form, or does not fit the annotation of the function.
         """
-        content = self.attempt.services.redact_value(to_json_value(value, f"the result of {self.tool}"))
+        content = to_json_value(value, f"the result of {self.tool}")
+        if (redact := self.attempt.services.redact) is not None:
+            content = redact(content)
         self.load_value(content)
         return ToolResult(call_id=self.call_id, tool=self.tool, content=content)
 
