@@ -88,10 +88,11 @@ class Suspension:
         self._changes += 1
         if (task := asyncio.current_task()) is not None:
             self._tasks.add(task)
-        for rest in list(self._resting.values()):
-            if rest.for_next_step:
-                rest.wake()
-        self._schedule_check()  # a step that is recorded has no work after which it would be checked
+        if self._resting:
+            for rest in list(self._resting.values()):
+                if rest.for_next_step:
+                    rest.wake()
+            self._schedule_check()  # a step that is recorded has no work after which it would be checked
 
     def begin_work(self) -> None:
         """The current task makes a step."""
