@@ -8,15 +8,25 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
+from holdfast.batteries.budget import Budget
 from holdfast.checkpoint.checkpointer import StoreCheckpointer
 from holdfast.checkpoint.record import restore_previous
+from holdfast.concurrency import shielded
+from holdfast.core.execution import turn_cycle
 from holdfast.core.execution.calling.tool_calls import ToolCalls
+from holdfast.core.run.mail import Mailbox
+from holdfast.core.workflow.first import Race
+from holdfast.core.workflow.undo import Saga
+from holdfast.core.workflow.workflow_run import WorkflowRun
 from holdfast.db.sqlite_file import set_synchronous
 from holdfast.runtime.attach import RunAttacher
+from holdfast.runtime.operations.forking import _Forker
+from holdfast.runtime.operations.stored_background import StoredBackground
 from holdfast.runtime.streams.subscription import Subscription
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.memory_run import MemoryRun
 from holdfast.stores.sqlite import runs
+from holdfast.stores.sqlite.claiming import FairQueue
 from holdfast.stores.sqlite.liveness import Liveness
 from holdfast.stores.sqlite.writer import Writer
 from holdfast.testing.simulation.plan import StoreKind
@@ -64,13 +74,13 @@ FAULTS: dict[str, PlantedFault] = {
     "memory: mail wakes no run": PlantedFault(
         MemoryRun.post, "if self.status is RunStatus.WAITING and", "if False and", "memory"
     ),
-    "memory: a run falls asleep on mail": PlantedFault(MemoryRun.apply_release, _CHECK_MAIL, "pass", "memory", 600),
+    "memory: a run falls asleep on mail": PlantedFault(MemoryRun.apply_release, _CHECK_MAIL, "pass", "memory"),
     "memory: an expiry overwrites an answer": PlantedFault(
         MemoryRun.apply_append,
         "self._check_mail(write.consumed, write.unless_mail)",
         "self._check_mail(write.consumed)",
         "memory",
-        200,
+        400,
     ),
     "memory: a timer never fires": PlantedFault(MemoryRun.is_awake, "self.wake_at <= now", "False", "memory"),
     "memory: mail is accepted and dropped": PlantedFault(
@@ -104,7 +114,7 @@ FAULTS: dict[str, PlantedFault] = {
         RunAttacher._take_or_wait, "await changed.wait(_NOT_DUE_PAUSE)", "pass", "memory"
     ),
     "streams: an event is shown twice": PlantedFault(
-        Subscription.accept, "if seq > self.position:", "if seq >= self.position:", "memory", 400
+        Subscription.accept, "if seq > self.position:", "if seq >= self.position:", "memory"
     ),
     "streams: an event is left out": PlantedFault(
         Subscription.accept, "if seq > self.position:", "if seq > self.position + 1:", "memory"
@@ -128,5 +138,45 @@ FAULTS: dict[str, PlantedFault] = {
     ),
     "sqlite: callers resume before the commit": PlantedFault(
         Writer._commit_blocking, "self._commit(requests)", "self._post_to_loop(self._resolve, requests)", "sqlite"
+    ),
+    "memory: the concurrency limit is ignored": PlantedFault(
+        MemoryStore.claim_next, "queues, slots,", "queues, type(slots)({}, ()),", "memory", 200
+    ),
+    "memory: the end of a run notifies no parent": PlantedFault(
+        MemoryStore.release, "release.notify) is not None", "release.notify) is None", "memory"
+    ),
+    "memory: a retention never ends": PlantedFault(MemoryStore.purge, "run.expires_at <= now", "False", "memory"),
+    "sqlite: the concurrency limit is ignored": PlantedFault(
+        FairQueue._choose, "slots, limit", "type(slots)({}, ()), limit", "sqlite", 400
+    ),
+    "budget: a limit is not enforced": PlantedFault(
+        Budget.check, "if shortage is not None:", "if False:", "memory", 200
+    ),
+    "forks: a step is left out": PlantedFault(
+        _Forker.make, "self._find_step(at_step)", "self._find_step(max(1, at_step - 1))", "memory"
+    ),
+    "conversations: the newest message first": PlantedFault(
+        Mailbox.peek, "self.unread.values()", "reversed(self.unread.values())", "memory", 400
+    ),
+    "conversations: interrupts are ignored": PlantedFault(
+        turn_cycle._find_next, "attempt.mailbox.peek(INTERRUPT_TOPIC) or ", "", "memory"
+    ),
+    "workflow: recorded steps are repeated": PlantedFault(
+        WorkflowRun.call, "result = self.find(call)", "result = self.find(call) and None", "memory"
+    ),
+    "workflow: a store outage is the result of a step": PlantedFault(
+        StoredBackground.cancel, ", _interrupt_on_outage()", "", "memory", 400
+    ),
+    "workflow: the first step is not undone": PlantedFault(
+        Saga._undo_steps, "for step, value in steps:", "for step, value in steps[:-1]:", "memory"
+    ),
+    "workflow: steps are undone in their order": PlantedFault(
+        WorkflowRun.list_undoable, "reversed(known)", "known", "memory", 400
+    ),
+    "workflow: the winner of a race is forgotten": PlantedFault(
+        Race.run, "recorded = self._run.find(step)", "recorded = self._run.find(step) and None", "memory", 400
+    ),
+    "shutdown: a write in flight is cancelled": PlantedFault(
+        shielded, "await asyncio.shield(task)", "await task", "memory", 400
     ),
 }

@@ -35,6 +35,15 @@ def test_no_schedule_of_the_fixed_seeds_breaks_a_promise(chunk: int, store: Stor
     check_seeds(chunk * COUNTS[store], store)
 
 
+#: Found faults: an answer that came while a branch of a workflow recorded its expiry let the run resume endlessly.
+FOUND: dict[int, StoreKind] = {865989914: "memory"}
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_no_schedule_that_found_a_fault_breaks_a_promise(seed: int) -> None:
+    assert run_seed(seed, FOUND[seed]).problems == []
+
+
 @pytest.mark.parametrize("store", STORES)
 def test_no_fresh_schedule_breaks_a_promise(store: StoreKind) -> None:
     check_seeds(FRESH, store)
@@ -55,6 +64,10 @@ def test_the_schedules_hold_kills_waits_and_all_statuses() -> None:
 
 
 _IS_LONG = bool(os.environ.get("HOLDFAST_LONG_TESTS"))
+
+
+def test_at_least_thirty_faults_are_planted() -> None:
+    assert len(FAULTS) >= 30
 
 
 @pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.seeds <= 100 or _IS_LONG])

@@ -26,24 +26,28 @@ class Figures:
 
     def __init__(self) -> None:
         self.schedules = self.steps = self.kills = self.runs = 0
-        self.began = time.monotonic()
+        #: Processor time, which other load on the machine changes little.
+        self.seconds = 0.0
+        self._began = time.process_time()
 
     def add(self, outcome: WorldOutcome) -> None:
         self.schedules += 1
         self.steps += outcome.steps
         self.kills += outcome.kills
         self.runs += len(outcome.statuses)
+        self.seconds = time.process_time() - self._began
 
     def merge(self, other: "Figures") -> None:
         self.schedules += other.schedules
         self.steps += other.steps
         self.kills += other.kills
         self.runs += other.runs
+        self.seconds += other.seconds
 
     def __str__(self) -> str:
-        minutes = max(time.monotonic() - self.began, 0.001) / 60
+        rate = self.schedules / max(self.seconds, 0.001) * 120
         return (
-            f"{self.schedules} schedules ({self.schedules / minutes:.0f} a minute), {self.runs} runs,"
+            f"{self.schedules} schedules ({rate:.0f} in a minute of two processors), {self.runs} runs,"
             f" {self.kills} killed processes, {self.steps} steps"
         )
 

@@ -1,5 +1,6 @@
 """The calls of one step that wait, and what ends each wait."""
 
+import asyncio
 from collections.abc import Container, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -41,6 +42,8 @@ class Waits:
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
+        #: Held while a decision is written that mail may refuse: no other branch of a workflow may act on it before.
+        self._deciding = asyncio.Lock()
 
     def get(self, call_id: str) -> WaitingCall | None:
         """Return the wait of a call of the current step."""
@@ -246,8 +249,9 @@ class Waits:
 
         Called before the calls of a resumed step are made. A wait that expires later ends in the next attempt.
         """
-        while expired := [call for call in self._list_unanswered() if self._is_expired(call)]:
-            await self._end_without_mail(expired, self._make_expiry())
+        async with self._deciding:
+            while expired := [call for call in self._list_unanswered() if self._is_expired(call)]:
+                await self._end_without_mail(expired, self._make_expiry())
 
     async def close(self) -> None:
         """End the waits for answers, because their turn ends. An answer that has arrived is read, and counts.

@@ -129,10 +129,17 @@ class WorldAudit:
         status, root = self.statuses[run_id], run_id.partition(":")[0]
         if status == "parked":
             return not self._reasons[run_id].startswith("in doubt")
+        if status == "waiting" and self._world.plan.budget and self._is_spent(root):
+            return True
         # Its parked parent resumes it.
         return status in _TERMINAL or (
             root != run_id and self.statuses.get(root) == "parked" and self._is_settled(root)
         )
+
+    def _is_spent(self, root: str) -> bool:
+        """Whether the run, or one below it, waits for its budget."""
+        tree = [reason for run_id, reason in self._reasons.items() if run_id.partition(":")[0] == root]
+        return any("budget" in reason for reason in tree)
 
     # -- checks -------------------------------------------------------------------------------------------------
 
