@@ -129,7 +129,7 @@ class WorldAudit:
         status, root = self.statuses[run_id], run_id.partition(":")[0]
         if status == "parked":
             return not self._reasons[run_id].startswith("in doubt")
-        if status == "waiting" and self._world.plan.budget and self._is_spent(root):
+        if status in ("waiting", "interrupted") and self._world.plan.budget and self._is_spent(root):
             return True
         # Its parked parent resumes it.
         return status in _TERMINAL or (
