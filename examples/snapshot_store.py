@@ -28,7 +28,7 @@ from holdfast.checkpoint.record import (
     RunPage,
     StoredRun,
 )
-from holdfast.checkpoint.store import NO_TRANSACTIONS
+from holdfast.checkpoint.store import NO_SUBMIT_CONNECTION, NO_TRANSACTIONS
 from holdfast.checkpoint.workers import (
     Claim,
     CountedRow,
@@ -48,6 +48,7 @@ from holdfast.checkpoint.workers import (
 )
 from holdfast.config import ConcurrencyLimit, LimitKind
 from holdfast.core.errors import DefinitionError
+from holdfast.core.ports import Transactions
 from holdfast.db.sqlite_tables import SqliteTables
 from holdfast.db.tables import Tables
 from holdfast.errors import (
@@ -207,6 +208,8 @@ class SnapshotStore:
     """Keeps all runs in one file. Processes of one host may share it."""
 
     durable = True
+    #: It has no database in which a user's function could write.
+    transactions: Transactions = "none"
 
     def __init__(self, location: str) -> None:
         self._path = Path(location)
@@ -301,7 +304,7 @@ class SnapshotStore:
 
     async def create(self, run: NewRun, *, worker_id: str | None = None, connection: Any = None) -> Claim | None:
         if connection is not None:
-            raise DefinitionError(NO_TRANSACTIONS)
+            raise DefinitionError(NO_SUBMIT_CONNECTION)
         with self._transaction() as contents:
             if run.run_id in contents.runs:
                 raise RunExists(run.run_id)
@@ -339,6 +342,9 @@ class SnapshotStore:
             if worker_id is None or not contents.get_slots().try_take(new.limit_names):
                 return None
             return contents.claim(new, worker_id)
+
+    async def transact(self, claim: Claim, function: Any, make_write: Any) -> Any:
+        raise DefinitionError(NO_TRANSACTIONS)
 
     async def append(self, claim: Claim, write: Append) -> None:
         with self._transaction() as contents:
