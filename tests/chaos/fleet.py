@@ -144,11 +144,11 @@ class Chaos:
         self.restarts = 0
 
     def disrupt(self) -> float:
-        """Make one disruption. Return the seconds to wait before the next."""
+        """Make one disruption, the first of which is a kill. Return the seconds to wait before the next."""
         self._workers.wake()
         number = self._rng.randrange(self._workers.size)
         choice = self._rng.random()
-        if choice < 0.5:
+        if choice < 0.5 or not self._workers.kills:
             self._workers.kill(number)
         elif choice < 0.9 or self._restart_server is None:
             # Some wake before their lease ends, some after it.

@@ -220,7 +220,7 @@ async def main(node: Node, url: str, folder: Path, kill_at: int) -> None:
         try:
             outcome = ["done", (await app.run(program.flow, run_id="r")).output]
         except RunFailed as exc:
-            outcome = ["failed", describe(exc.__cause__ or exc)]
+            outcome = ["failed", exc.error]  # without a cause, if the kill came after the end of the run
     found = {"outcome": outcome, "effects": [*program.effects], "different": program.different}
     found["repeated"] = program.repeated
     print(json.dumps(found))

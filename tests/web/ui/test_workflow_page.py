@@ -80,6 +80,11 @@ def test_many_equal_calls_are_one_node_with_how_many_ran_at_once() -> None:
     assert group.brief == 'id="a.0" … "a.5"'
     [group] = build(*calls[:3], "a.0!", *calls[3:], *(f"{call}!" for call in calls[1:])).groups
     assert (describe(group), group.width) == ("many a × 6", 5)
+    two_by_two = [
+        word for at in (0, 2, 4) for word in (*calls[at : at + 2], *(f"{call}!" for call in calls[at : at + 2]))
+    ]
+    [group] = build(*two_by_two).groups
+    assert (describe(group), group.width) == ("many a × 6", 2)
     tree = build(*calls, "b.1", *(f"{call}!" for call in calls), "b.1?")
     assert [describe(group) for group in tree.groups] == ["parallel 7 at once(many a × 6, call b)"]
     assert [call.tool for call in tree.failed] == ["b"]

@@ -356,4 +356,6 @@ def _fold_equal(groups: Sequence[CallGroup], width: int = 1) -> Iterator[CallGro
 
 
 def _get_equality(group: CallGroup) -> tuple[str, bool]:
-    return group.calls[0].tool, group.kind in ("call", "many") and not group.note
+    tool = group.calls[0].tool
+    is_plain = group.kind != "undo" and all(call.tool == tool for call in group.calls)
+    return tool, is_plain and not group.note
