@@ -52,10 +52,9 @@ chromium:
 test: $(READY) postgresql chromium front-end-clients ## Check and run all tests
 	$(MAKE) --no-print-directory --jobs 2 check tests
 
-# One worker more than two cores: many tests wait for processes, timeouts and disks. A test that failed in that crowd is run
-# once more, alone, and has to pass then. The first failure is shown too: it is a bug to be found, in the test or in the code.
+# One worker more than two cores: many tests wait for processes, timeouts and disks.
 tests: $(READY)
-	$(BIN)/python -m pytest -n 3 --dist worksteal || $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 # 110 seconds of processor time. It starts no server and no browser.
 quick: $(READY) ## Check lint, and test the kernel, the checkpoints and the runtime (under 2 minutes)
