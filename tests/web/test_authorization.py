@@ -173,6 +173,21 @@ async def test_the_id_of_another_users_run_is_taken(site: Site, owned: str) -> N
             assert "clerk" not in check_problem(response, 409, "RunExists")
 
 
+@pytest.mark.parametrize("run_id", ["owned:0123456789abcdef0123", "chat:talker:ann.next", "schedule:report:1:2"])
+async def test_a_user_does_not_choose_an_id_that_holdfast_derives_for_others(
+    site: Site, owned: str, run_id: str
+) -> None:
+    async with site.client("bob") as bob, site.client("operator") as operator:
+        body = {"agent": "clerk", "input": "note"}
+        check_problem(await bob.post("/runs", json=body, headers={"idempotency-key": run_id}), 422, "InvalidRunId")
+        await submit(bob, "bobs", "note")
+        await fetch_result(bob, "bobs")
+        fork = {"at_step": 1, "run_id": run_id}
+        check_problem(await bob.post("/runs/bobs/fork", json=fork), 422, "InvalidRunId")
+        check_problem(await operator.get(f"/runs/{run_id}"), 404, "RunNotFound")
+        await submit(operator, run_id, "note")
+
+
 @pytest.mark.parametrize("request_", [each for each in ON_A_RUN + OTHERS if each.method == "POST"], ids=name_request)
 async def test_a_page_of_another_origin_changes_nothing(
     site: Site, owned: str, ann: httpx.AsyncClient, request_: Request

@@ -192,6 +192,8 @@ class StoreCheckpoints:
         """Claim and load a child run. Return it with the release that undoes the claim."""
         try:
             stored = await self.store.load(info.run_id)
+            if stored.record.parent_run_id != info.parent_run_id:
+                raise RunParked("taken id", f"run {info.run_id} has the id of a child of this run, and is none")
             if stored.record.is_terminal:
                 outcome = decode_run(stored, codec).outcome
                 if outcome is not None:

@@ -62,6 +62,15 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
         if not self.can_see(run_id, caller_id):
             raise RunNotFound(run_id)
 
+    def check_new_id(self, run_id: str | None) -> None:
+        """Refuse the id of a new run if holdfast may derive it for another caller: a child, a chat, a scheduled run.
+
+        Raises:
+            InvalidRunId: it contains a colon, and the principal neither sees all runs nor has a token for this one.
+        """
+        if run_id is not None and ":" in run_id and not self.sees_all and run_id != self.run_id:
+            raise InvalidRunId(f"{run_id!r:.80} cannot be the id of a new run: ids with a colon are made by holdfast")
+
     def require(self, scope: Scope) -> None:
         """Raise `Forbidden` if the principal does not have the scope."""
         if scope not in self.scopes:

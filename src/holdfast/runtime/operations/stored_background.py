@@ -11,7 +11,7 @@ from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import NewRun, RunFilter, RunRecord
 from holdfast.checkpoint.store import END, RunStore, get_record, iter_runs
-from holdfast.core.errors import RunInterrupted
+from holdfast.core.errors import RunInterrupted, RunParked
 from holdfast.core.ports import BackgroundRun, ChildOutcome
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.mail import ENDED_TOPIC, MESSAGE_TOPIC, Mail, encode_message
@@ -24,14 +24,22 @@ class StoredBackground:
         self._checkpoints, self._store = checkpoints, checkpoints.store
 
     async def submit(self, info: RunInfo) -> bool:
-        """Queue a run for any worker. Return False if it is there already."""
+        """Queue a run for any worker. Return False if it is there already.
+
+        Raises:
+            RunParked: another run has its id.
+        """
         begin = Entry(seq=0, kind=EntryKind.BEGIN, body=encode_begin(info))
-        try:
-            with _interrupt_on_outage():
+        with _interrupt_on_outage():
+            try:
                 await self._store.create(NewRun.create(info, encode(Progress()), [begin]))
-        except RunExists:
-            return False
-        return True
+                return True
+            except RunExists:
+                with suppress(RunNotFound):  # it was removed meanwhile
+                    found = await get_record(self._store, info.run_id)
+                    if decode(found.info, RunInfo).starter != info.starter:
+                        raise RunParked("taken id", f"this run has not started run {info.run_id}") from None
+        return False
 
     async def read(self, run_id: str) -> BackgroundRun | None:
         """Return a run, with its outcome if it has ended; `None` if there is none."""

@@ -77,6 +77,7 @@ async def submit_visible(app: App, principal: Principal, agent: str, prompt: Pro
     """
     if principal.run_id is not None and options["run_id"] != principal.run_id:
         raise Forbidden("this token is for one run: it starts no other")
+    principal.check_new_id(options["run_id"])
     assert app.store is not None
     conflict: RunConflict | None = None
     try:
@@ -199,6 +200,7 @@ async def fork_run(context: Context) -> RunReference:
     if context.principal.run_id is not None:
         raise Forbidden("this token is for one run: it starts no other")
     body: ForkRequest = context.body
+    context.principal.check_new_id(body.run_id)
     new_id = await context.app.fork(
         context.run_id, body.at_step, edited=body.edited, results=body.results, new_id=body.run_id
     )

@@ -81,7 +81,7 @@ class StartedRuns:
         except Exception as exc:  # a store may raise anything: it must never become the result of a tool
             raise SaveFailed(f"run {run_id} could not be read: {exc}") from exc
         info = self._attempt.info
-        if found is None or found.started_by not in (info.run_id, info.forked_from):
+        if found is None or found.started_by is None or found.started_by not in (info.run_id, info.forked_from):
             raise RunError(f"run {info.run_id} has started no run {run_id}, or it was removed")
         return found
 
