@@ -127,7 +127,7 @@ class Contents(msgspec.Struct):
     created: int = 0
     #: Counts the changes that `wait_for_change` reports.
     changes: int = 0
-    workers: dict[str, ProcessIdentity] = {}
+    workers: dict[str, WorkerIdentity] = {}
     runs: dict[str, Run] = {}
     #: By run id: until when its drafts are requested.
     draft_requests: dict[str, datetime] = {}
@@ -234,7 +234,7 @@ class SnapshotStore:
             raise StoreClosed("the store is not open")
         packed = self._path.read_bytes() if self._path.exists() else msgspec.msgpack.encode(Contents())
         contents = msgspec.msgpack.decode(packed, type=Contents)
-        alive = {worker_id for worker_id, process in contents.workers.items() if self._is_alive(process)}
+        alive = {worker_id for worker_id, worker in contents.workers.items() if self._is_alive(worker.process)}
         for run in contents.runs.values():
             owner_alive = run.record.status is RunStatus.RUNNING and run.record.owner in alive
             run.record = msgspec.structs.replace(run.record, owner_alive=owner_alive)
@@ -270,12 +270,19 @@ class SnapshotStore:
 
     async def register_worker(self, worker: WorkerIdentity) -> None:
         with self._transaction() as contents:
-            contents.workers[worker.worker_id] = worker.process
+            contents.workers[worker.worker_id] = worker
 
     async def deregister_worker(self, worker_id: str) -> None:
         with self._transaction() as contents:
             contents.workers.pop(worker_id, None)
             contents.changes += 1
+
+    async def list_workers(self) -> Sequence[WorkerHeartbeat]:
+        now = datetime.now(UTC)
+        return [
+            WorkerHeartbeat(worker=worker, alive=self._is_alive(worker.process), last_at=now)
+            for _, worker in sorted(self._read().workers.items())
+        ]
 
     async def read_fleet(self) -> Fleet:
         contents, now = self._read(), datetime.now(UTC)
@@ -290,15 +297,7 @@ class SnapshotStore:
             )
             for run in contents.runs.values()
         )
-        workers = [
-            WorkerHeartbeat(
-                worker=WorkerIdentity(worker_id=worker_id, process=process),
-                alive=self._is_alive(process),
-                last_at=now,
-            )
-            for worker_id, process in sorted(contents.workers.items())
-        ]
-        return Fleet(workers=workers, counts=counts)
+        return Fleet(workers=await self.list_workers(), counts=counts)
 
     # -- one run ------------------------------------------------------------------------------------------------
 

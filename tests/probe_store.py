@@ -21,7 +21,7 @@ from holdfast.checkpoint.record import (
     StoredRun,
 )
 from holdfast.checkpoint.store import END, RunStore, iter_runs
-from holdfast.checkpoint.workers import Claim, Fleet, LimitUsage, WorkerIdentity
+from holdfast.checkpoint.workers import Claim, Fleet, LimitUsage, WorkerHeartbeat, WorkerIdentity
 from holdfast.config import LimitKind
 from holdfast.db.tables import Tables
 
@@ -120,6 +120,10 @@ class ProbeStore:
     async def deregister_worker(self, worker_id: str) -> None:
         await self._enter("deregister_worker")
         await self.inner.deregister_worker(worker_id)
+
+    async def list_workers(self) -> Sequence[WorkerHeartbeat]:
+        await self._enter("list_workers")
+        return await self.inner.list_workers()
 
     async def read_fleet(self) -> Fleet:
         await self._enter("read_fleet")

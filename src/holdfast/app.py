@@ -165,7 +165,7 @@ class App(RunClient):
         )
         services = self._services
         if services is not None:
-            await services.checkpoints.open()
+            await services.checkpoints.open(tuple(self.agents) if take_runs else ())
         await self._table_users.open()
         if services is not None:
             self._parts = await WorkingParts.open(

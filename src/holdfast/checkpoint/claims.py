@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -18,6 +18,7 @@ from holdfast.checkpoint.errors import (
     RunNotClaimable,
     RunNotFound,
     StoreClosed,
+    StoreError,
     StoreUnavailable,
     UnknownVersion,
     UnreadMail,
@@ -75,6 +76,8 @@ class Claims:
         self.store, self.settings, self.clock = store, settings, clock
         #: New for every open.
         self.worker_id: str = f"w-{make_id()}"
+        #: The agents whose runs this worker takes, as the store has them.
+        self.agents: tuple[str, ...] = ()
         #: Failed releases of runs that this process no longer executes.
         self._pending_releases: dict[Callable[[], Awaitable[None]], None] = {}
         self._retry: asyncio.Task[None] | None = None
@@ -84,9 +87,17 @@ class Claims:
         self._unused.set()
         self._is_closing = False
 
-    async def register(self) -> None:
-        """Register the worker. Raises what the store raises."""
-        await self.store.register_worker(WorkerIdentity(worker_id=self.worker_id, process=this_process()))
+    async def register(self, agents: tuple[str, ...]) -> None:
+        """Register the worker, or replace the agents whose runs it takes. Raises what the store raises."""
+        worker = WorkerIdentity(worker_id=self.worker_id, process=this_process(), agents=agents)
+        await self.store.register_worker(worker)
+        self.agents = agents
+
+    async def announce(self, agents: tuple[str, ...]) -> None:
+        """Replace the agents whose runs the worker takes, if they are others. The next call retries one that fails."""
+        if agents != self.agents:
+            with suppress(StoreError):
+                await asyncio.shield(self.start(self.register(agents)))
 
     # -- claiming -----------------------------------------------------------------------------------------------
 
@@ -129,10 +140,14 @@ class Claims:
         claiming = self.store.claim(run_id, self.worker_id, statuses={status})
         return await self.claim(claiming, partial(self.release_claim, release=undo))
 
-    async def restore(self, *claims: Claim) -> None:
-        """Release claims that were not used, as if they had never been taken."""
+    async def restore(self, claim: Claim) -> None:
+        """Release a claim that was not used, as if it had never been taken."""
+        await self.release_claim(claim, restore_previous(claim))
+
+    async def restore_all(self, claims: Sequence[Claim]) -> None:
+        """As `restore`, for several."""
         for claim in claims:
-            await self.release_claim(claim, restore_previous(claim))
+            await self.restore(claim)
 
     def start(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         """Start `work`, which `close` waits for and a cancel of all tasks does not reach."""

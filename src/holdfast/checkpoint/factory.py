@@ -92,8 +92,11 @@ class StoreCheckpoints:
         """Whether this process is registered as a worker of the store, so that `close` has to follow."""
         return self._is_open
 
-    async def open(self) -> None:
-        """Open the store and register this process as a worker. Does nothing if it is open. `begin` calls this too."""
+    async def open(self, agents: tuple[str, ...] = ()) -> None:
+        """Open the store and register this process as a worker that takes runs of these agents.
+
+        Does nothing if it is open. `begin` calls this too.
+        """
         if self._store is None:
             return
         loop = asyncio.get_running_loop()
@@ -106,7 +109,7 @@ class StoreCheckpoints:
                 return
             await self.store.open()
             try:
-                await self._register()
+                await self._register(agents)
             except BaseException:
                 await self.store.close()  # the next call opens it again
                 raise
@@ -115,15 +118,15 @@ class StoreCheckpoints:
         """Register this process as a worker of its store, which is open. Does nothing from the second call on."""
         async with self._open_lock:
             if not self._has_worker:
-                await self._register()
+                await self._register(())
 
-    async def _register(self) -> None:
+    async def _register(self, agents: tuple[str, ...]) -> None:
         for worker_id in tuple(self._left_workers):
             await self.store.deregister_worker(worker_id)
             self._left_workers.discard(worker_id)
         claims = self._claims = Claims(self.store, self.settings, self._clock)
         self._left_workers.add(claims.worker_id)
-        await claims.register()
+        await claims.register(agents)
         self._is_open = self._has_worker = True
 
     async def begin(self, info: RunInfo) -> Checkpointer:

@@ -20,7 +20,7 @@ from holdfast.checkpoint.record import (
     RunStatus,
     StoredRun,
 )
-from holdfast.checkpoint.workers import Claim, Fleet, LimitUsage, WorkerIdentity
+from holdfast.checkpoint.workers import Claim, Fleet, LimitUsage, WorkerHeartbeat, WorkerIdentity
 from holdfast.config import LimitKind
 from holdfast.core.ports import Transactions
 from holdfast.db.tables import Tables
@@ -109,11 +109,18 @@ class RunStore(Protocol):
     # -- workers ------------------------------------------------------------------------------------------------
 
     async def register_worker(self, worker: WorkerIdentity) -> None:
-        """Send heartbeats for `worker` until `deregister_worker`, or until the process ends."""
+        """Send heartbeats for `worker` until `deregister_worker`, or until the process ends.
+
+        A second call for the same worker replaces its agents.
+        """
         ...
 
     async def deregister_worker(self, worker_id: str) -> None:
         """End the heartbeat of a worker: the runs it still holds become interrupted. Unknown ids are fine."""
+        ...
+
+    async def list_workers(self) -> Sequence[WorkerHeartbeat]:
+        """Return the registered workers with their agents, ordered by id. Reads no runs."""
         ...
 
     async def read_fleet(self) -> Fleet:

@@ -108,6 +108,8 @@ class WorkerIdentity(msgspec.Struct, frozen=True, kw_only=True):
     #: New for every process start; never used again.
     worker_id: str
     process: ProcessIdentity
+    #: The agents whose queued and interrupted runs it takes. A process without a worker loop takes none.
+    agents: tuple[str, ...] = ()
 
 
 class WorkerHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,6 +120,11 @@ class WorkerHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
     alive: bool
     #: Its last heartbeat. A worker on this host may be known to be dead before its heartbeat is old.
     last_at: datetime
+
+
+def count_live_workers(workers: Iterable[WorkerHeartbeat]) -> Counter[str]:
+    """Return how many live workers take runs of each agent. An agent that none of them knows counts zero."""
+    return Counter(agent for each in workers if each.alive for agent in each.worker.agents)
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):

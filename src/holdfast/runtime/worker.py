@@ -110,8 +110,7 @@ class Worker:
         """
         self._services, self._checkpoints, self._executor = services, services.checkpoints, executor
         self._agents, self._store, self._clock, self._concurrency = agents, services.store, clock, concurrency
-        self._max_runs = max_runs
-        self._claims = services.checkpoints.claims
+        self._max_runs, self._claims = max_runs, services.checkpoints.claims
         #: Runs that the loop has taken.
         self._taken = 0
         self._is_stopping = False
@@ -184,6 +183,7 @@ class Worker:
                         claims = await self._try_claim(self._count_room(len(running)))
                         self._taken += len(claims or ())
                         running |= {self._start(claim, RecoveryReport()) for claim in claims or ()}
+                        await self._claims.announce(() if self._is_exhausted else tuple(self._agents))
                     if not claims or self._count_room(len(running)) <= 0:
                         await self._changed.wait()
                     running = {task for task in running if not task.done()}
@@ -222,16 +222,12 @@ class Worker:
             return []
         claiming = self._store.claim_next(self.worker_id, agents=list(self._agents), limit=room)
         try:
-            return await self._claims.claim(claiming, self._restore)
+            return await self._claims.claim(claiming, self._claims.restore_all)
         except StoreError as exc:
             if raise_error or isinstance(exc, StoreClosed):
                 raise
             log.warning("could not claim runs, will retry: %s", exc)
             return None
-
-    async def _restore(self, claims: Sequence[Claim]) -> None:
-        """Release claims whose caller was cancelled before they were granted."""
-        await self._claims.restore(*claims)
 
     # -- one run ------------------------------------------------------------------------------------------------
 

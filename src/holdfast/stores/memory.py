@@ -103,10 +103,13 @@ class MemoryStore:
         self._workers.pop(worker_id, None)
         self._notify_change()
 
-    async def read_fleet(self) -> Fleet:
+    async def list_workers(self) -> Sequence[WorkerHeartbeat]:
         self._check_open()
         now = self._clock.now()
-        workers = [WorkerHeartbeat(worker=each, alive=True, last_at=now) for _, each in sorted(self._workers.items())]
+        return [WorkerHeartbeat(worker=each, alive=True, last_at=now) for _, each in sorted(self._workers.items())]
+
+    async def read_fleet(self) -> Fleet:
+        workers, now = await self.list_workers(), self._clock.now()
         counts = merge_rows(
             CountedRow(
                 agent_name=run.new.agent_name,

@@ -18,7 +18,7 @@ from holdfast.checkpoint.record import (
     StoredRun,
 )
 from holdfast.checkpoint.store import RunStore
-from holdfast.checkpoint.workers import Claim, Fleet, LimitUsage, WorkerIdentity
+from holdfast.checkpoint.workers import Claim, Fleet, LimitUsage, WorkerHeartbeat, WorkerIdentity
 from holdfast.config import LimitKind
 from holdfast.core.ports import Transactions
 from holdfast.db.tables import Tables
@@ -46,6 +46,9 @@ class StoreWrapper:
 
     async def deregister_worker(self, worker_id: str) -> None:
         await self._store.deregister_worker(worker_id)
+
+    async def list_workers(self) -> Sequence[WorkerHeartbeat]:
+        return await self._store.list_workers()
 
     async def read_fleet(self) -> Fleet:
         return await self._store.read_fleet()

@@ -8,7 +8,7 @@ from tests.stores.broken.broken_store import BrokenStore
 from holdfast.checkpoint.errors import ClaimLost, RunNotFound
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, NewRun, Release, RunStatus
-from holdfast.checkpoint.workers import Claim
+from holdfast.checkpoint.workers import Claim, WorkerIdentity
 from holdfast.stores.memory_run import MemoryRun
 
 
@@ -215,6 +215,14 @@ class DeregistersAllWorkers(BrokenStore):
     async def deregister_worker(self, worker_id: str) -> None:
         await super().deregister_worker(worker_id)
         self._workers.clear()
+
+
+class KeepsTheFirstAgents(BrokenStore):
+    red = ("test_a_worker_is_listed_with_the_agents_that_it_registered_last",)
+
+    async def register_worker(self, worker: WorkerIdentity) -> None:
+        self._check_open()
+        self._workers.setdefault(worker.worker_id, worker)
 
 
 class HasOneRunPerWorker(BrokenStore):

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import ClassVar
@@ -15,7 +15,7 @@ from holdfast.checkpoint.errors import RunDamaged
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import Mail, Receipt, Release, RunStatus, StoredRun
 from holdfast.checkpoint.store import END
-from holdfast.checkpoint.workers import Claim, ProcessIdentity, WorkerIdentity, is_process_alive
+from holdfast.checkpoint.workers import Claim, ProcessIdentity, WorkerHeartbeat, WorkerIdentity, is_process_alive
 from holdfast.db.sqlite_tables import MemoryTables
 from holdfast.db.tables import Tables
 
@@ -188,11 +188,11 @@ class SendsHeartbeatsForDeregisteredWorkers(BrokenSnapshotStore):
     def __init__(self, location: str) -> None:
         super().__init__(location)
         self._heartbeat: asyncio.Task[None] | None = None
-        self._workers: dict[str, ProcessIdentity] = {}
+        self._workers: dict[str, WorkerIdentity] = {}
 
     async def register_worker(self, worker: WorkerIdentity) -> None:
         await super().register_worker(worker)
-        self._workers[worker.worker_id] = worker.process
+        self._workers[worker.worker_id] = worker
         if self._heartbeat is None:
             self._heartbeat = asyncio.create_task(self._send_heartbeats())
 
@@ -206,6 +206,24 @@ class SendsHeartbeatsForDeregisteredWorkers(BrokenSnapshotStore):
         await super().close()
         if self._heartbeat is not None:
             self._heartbeat.cancel()
+
+
+class KeepsAgentsInMemory(BrokenSnapshotStore):
+    red = ("test_a_worker_keeps_its_agents_over_a_heartbeat",)
+
+    def __init__(self, location: str) -> None:
+        super().__init__(location)
+        self._own: dict[str, WorkerIdentity] = {}
+
+    async def register_worker(self, worker: WorkerIdentity) -> None:
+        await super().register_worker(msgspec.structs.replace(worker, agents=()))
+        self._own[worker.worker_id] = worker
+
+    async def list_workers(self) -> Sequence[WorkerHeartbeat]:
+        listed = await super().list_workers()
+        return [
+            msgspec.structs.replace(each, worker=self._own.get(each.worker.worker_id, each.worker)) for each in listed
+        ]
 
 
 class DeregistersWorkersWhenClosed(BrokenSnapshotStore):

@@ -1,6 +1,7 @@
 """The heartbeat of a store's workers."""
 
 import asyncio
+import json
 import logging
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
@@ -14,7 +15,7 @@ from holdfast.stores.postgres.database import Database, escape_text, unescape_te
 
 log = logging.getLogger("holdfast.stores.postgres")
 
-REGISTER_SQL = "select holdfast.beat($1::text[], $2::text[], $3::bigint[], $4::text[], $5::float8)"
+REGISTER_SQL = "select holdfast.beat($1::text[], $2::text[], $3::bigint[], $4::text[], $5::text[], $6::float8)"
 DEREGISTER_SQL = "select holdfast.discharge($1::text[])"
 _RENEW_SQL = "select holdfast.renew($1::text[], $2::float8)"
 
@@ -34,6 +35,7 @@ def register_params(workers: Sequence[WorkerIdentity], lease_timeout: timedelta)
         [escape_text(worker.process.host) for worker in workers],
         [worker.process.pid for worker in workers],
         [escape_text(worker.process.started) for worker in workers],
+        [json.dumps(worker.agents) for worker in workers],
         lease_timeout.total_seconds(),
     )
 

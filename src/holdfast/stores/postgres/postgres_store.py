@@ -24,7 +24,7 @@ from holdfast.checkpoint.record import (
     StoredRun,
 )
 from holdfast.checkpoint.store import Durability, StoreHealth
-from holdfast.checkpoint.workers import Claim, Fleet, LimitUsage, WorkerIdentity, backoff
+from holdfast.checkpoint.workers import Claim, Fleet, LimitUsage, WorkerHeartbeat, WorkerIdentity, backoff
 from holdfast.config import LimitKind
 from holdfast.core.ports import Transactions
 from holdfast.db.postgres_tables import PostgresTables
@@ -175,6 +175,9 @@ class PostgresStore:
         await parts.heartbeat.leave(worker_id)
         await parts.queries.deregister_workers([worker_id])
         parts.heartbeat.left([worker_id])
+
+    async def list_workers(self) -> Sequence[WorkerHeartbeat]:
+        return await self._require_open().queries.list_workers()
 
     async def read_fleet(self) -> Fleet:
         return await self._require_open().queries.read_fleet()

@@ -1,5 +1,6 @@
 """Statements beside the group commit: reads, pages, counts."""
 
+import json
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -188,22 +189,24 @@ class Queries:
     async def read_fleet(self) -> Fleet:
         counts = await self._read(_COUNT_RUNS, self.host, await self.dead_local_workers())
         return Fleet(
-            workers=await self._list_workers(),
+            workers=await self.list_workers(),
             counts=merge_rows(
                 CountedRow(unescape_text(agent), RunStatus(status), *more) for agent, status, *more in counts
             ),
         )
 
-    async def _list_workers(self) -> list[WorkerHeartbeat]:
+    async def list_workers(self) -> list[WorkerHeartbeat]:
         """Return all registered workers, ordered by id."""
         rows = await self._execute(
-            "select w.worker_id, w.host, w.pid, w.started, w.alive_until - w.dead_after, holdfast.heard_from(w)"
-            " from holdfast.worker w order by w.worker_id"
+            "select w.worker_id, w.host, w.pid, w.started, w.agents, w.alive_until - w.dead_after,"
+            " holdfast.heard_from(w) from holdfast.worker w order by w.worker_id"
         )
         found: list[WorkerHeartbeat] = []
-        for worker_id, host, pid, started, last_at, heard_from in rows:
+        for worker_id, host, pid, started, agents, last_at, heard_from in rows:
             worker = WorkerIdentity(
-                worker_id=unescape_text(worker_id), process=make_process_identity(host, pid, started)
+                worker_id=unescape_text(worker_id),
+                process=make_process_identity(host, pid, started),
+                agents=tuple(json.loads(agents)),
             )
             known = is_process_alive(worker.process)
             found.append(WorkerHeartbeat(worker=worker, alive=heard_from if known is None else known, last_at=last_at))

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ def register_worker(worker: WorkerIdentity, liveness: Liveness, transaction: Tra
     _forget_workers(liveness, transaction.execute)
     process = worker.process
     row = (worker.worker_id, process.host, process.pid, process.started, transaction.now_micros)
-    transaction.execute(statement("register_worker"), row)
+    transaction.execute(statement("register_worker"), (*row, json.dumps(worker.agents)))
 
 
 def deregister_worker(worker_id: str, transaction: Transaction) -> None:

@@ -1,5 +1,6 @@
 """Whether a worker is alive: by its process on this host, by its heartbeat elsewhere."""
 
+import json
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -27,6 +28,8 @@ class WorkerRow(NamedTuple):
     started: str
     #: Grows with each heartbeat. Compared only with earlier values of the same worker.
     heartbeat: int
+    #: A JSON array of names.
+    agents: str
 
     @property
     def process(self) -> ProcessIdentity:
@@ -68,7 +71,9 @@ class Liveness:
         """Return all registered workers, ordered by id."""
         return [
             WorkerHeartbeat(
-                worker=WorkerIdentity(worker_id=row.worker_id, process=row.process),
+                worker=WorkerIdentity(
+                    worker_id=row.worker_id, process=row.process, agents=tuple(json.loads(row.agents))
+                ),
                 alive=self._is_row_alive(row),
                 last_at=from_micros(row.heartbeat),
             )

@@ -16,7 +16,7 @@ from holdfast.checkpoint.errors import RunDamaged, RunNotFound, StoreClosed
 from holdfast.checkpoint.journal import Entry, unpack_segments
 from holdfast.checkpoint.record import Pending, RunFilter, RunPage, RunStatus, StoredRun
 from holdfast.checkpoint.store import StoreHealth
-from holdfast.checkpoint.workers import Fleet, LimitUsage, merge_rows
+from holdfast.checkpoint.workers import Fleet, LimitUsage, WorkerHeartbeat, merge_rows
 from holdfast.concurrency import THREADS
 from holdfast.db.sqlite_file import FILE_CHECK_INTERVAL_S
 from holdfast.stores.sqlite.claiming import list_usage
@@ -200,6 +200,9 @@ class Reader:
 
     async def read_draft(self, run_id: str) -> bytes | None:
         return await self._threads.submit(partial(read_draft, run_id))
+
+    async def list_workers(self) -> list[WorkerHeartbeat]:
+        return await self._threads.submit(self._liveness.list_heartbeats)
 
     async def read_fleet(self, now: datetime) -> Fleet:
         return await self._threads.submit(partial(self._read_fleet, to_micros(now)))

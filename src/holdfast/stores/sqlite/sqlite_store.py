@@ -22,7 +22,7 @@ from holdfast.checkpoint.record import (
     StoredRun,
 )
 from holdfast.checkpoint.store import NO_SUBMIT_CONNECTION, Durability, StoreHealth
-from holdfast.checkpoint.workers import Claim, Fleet, LimitUsage, WorkerIdentity
+from holdfast.checkpoint.workers import Claim, Fleet, LimitUsage, WorkerHeartbeat, WorkerIdentity
 from holdfast.clock import CLOCK, Clock
 from holdfast.concurrency import run_in_background
 from holdfast.config import LimitKind
@@ -148,6 +148,10 @@ class SqliteStore:
         self._heartbeat.leave(worker_id)
         await self._writer.submit(None, heartbeat.deregister_worker, worker_id)
         self._heartbeat.left(worker_id)
+
+    async def list_workers(self) -> Sequence[WorkerHeartbeat]:
+        self._check_open()
+        return await self._reader.list_workers()
 
     async def read_fleet(self) -> Fleet:
         self._check_open()

@@ -2,14 +2,16 @@
 
 import asyncio
 import itertools
+import operator
 from datetime import timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.checkpoint.errors import ClaimLost, RunBusy, RunNotClaimable, RunNotFound
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, RELEASE_STATUSES, Release, RunStatus
 from holdfast.checkpoint.store import RunStore, iter_runs
-from holdfast.checkpoint.workers import backoff
+from holdfast.checkpoint.workers import backoff, count_live_workers
 from holdfast.testing.store_processes.store_under_test import (
     StoreUnderTest,
     add_worker,
@@ -19,6 +21,7 @@ from holdfast.testing.store_processes.store_under_test import (
     load_record,
     make_append,
     make_run,
+    make_worker,
 )
 
 _NOT_CLAIMABLE = sorted(RELEASE_STATUSES - CLAIMABLE_STATUSES)
@@ -245,6 +248,22 @@ class WorkerTests(StoreUnderTest):
         await store.deregister_worker("unknown")
         await store.deregister_worker("unknown")
         assert (await load_record(store)).owner_alive
+
+    async def test_a_worker_is_listed_with_the_agents_that_it_registered_last(self, store: RunStore) -> None:
+        names = ("agent", 'quote"d, \\ [x]', "naïve \N{GRINNING FACE}", "nul\0", "agent-2")
+        knows, idle = sorted((make_worker(), make_worker()), key=operator.attrgetter("worker_id"))
+        for agents in (("earlier",), names):
+            await store.register_worker(replace(knows, agents=agents))
+        await store.register_worker(idle)
+        await create_claimed(store, knows.worker_id)
+        for listed in (await store.list_workers(), (await store.read_fleet()).workers):
+            assert [each.worker for each in listed] == [replace(knows, agents=names), idle]
+            assert count_live_workers(listed) == dict.fromkeys(names, 1)
+        await store.register_worker(knows)
+        assert [each.worker for each in await store.list_workers()] == [knows, idle]
+        assert (await load_record(store)).owner_alive, "it keeps its claims"
+        await store.deregister_worker(knows.worker_id)
+        assert [each.worker for each in await store.list_workers()] == [idle]
 
     async def test_one_worker_holds_many_runs(self, store: RunStore, worker: str) -> None:
         for n in range(30):

@@ -41,6 +41,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "load": {"run_id": "run-1"},
     "release": {"claim": _CLAIM, "release": Release(status=RunStatus.DONE)},
     "remove": {"run_id": "run-1"},
+    "list_workers": {},
     "read_fleet": {},
     "list_page": {},
     "claim": {"run_id": "run-1", "worker_id": "worker"},

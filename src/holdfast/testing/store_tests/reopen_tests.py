@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 from holdfast.checkpoint.errors import ClaimLost, RunBusy, RunDamaged, StoreError, UnreadMail
 from holdfast.checkpoint.record import RELEASE_STATUSES, Release, RunFilter, RunStatus
@@ -25,6 +26,7 @@ from holdfast.testing.store_processes.store_under_test import (
     make_append,
     make_mail,
     make_run,
+    make_worker,
     read_mail_ids,
 )
 from holdfast.testing.store_tests.notice_tests import CHANGES, Change, is_woken
@@ -265,6 +267,13 @@ class SharedStoreTests(DurableStoreUnderTest):
         await store.release(claim, Release(status=RunStatus.WAITING, wake_on=["message"]))
         await other.post("run-1", make_mail("third"))
         assert get_run_ids(await store.claim_next(worker, agents=["agent"], limit=1)) == ["run-1"]
+
+    async def test_a_worker_keeps_its_agents_over_a_heartbeat(self, store: RunStore, other: RunStore) -> None:
+        worker = replace(make_worker(), agents=("agent", "agent-2"))
+        await store.register_worker(worker)
+        await asyncio.sleep(1.2 * self.heartbeat_interval.total_seconds())
+        [listed] = await other.list_workers()
+        assert (listed.worker, listed.alive) == (worker, True)
 
     async def test_a_deregistered_worker_stays_dead_after_a_heartbeat(
         self, store: RunStore, other: RunStore, worker: str

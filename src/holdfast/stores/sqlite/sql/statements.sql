@@ -370,9 +370,10 @@ WHERE status = 'running' AND (parent_run_id IS NULL OR background) GROUP BY owne
 -- == workers =========================================================================================================
 
 -- name: register_worker
-INSERT INTO workers (worker_id, host, pid, started, heartbeat_at) VALUES (?1, ?2, ?3, ?4, ?5)
+INSERT INTO workers (worker_id, host, pid, started, heartbeat_at, agents) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
 ON CONFLICT (worker_id) DO UPDATE SET
-    host = excluded.host, pid = excluded.pid, started = excluded.started, heartbeat_at = excluded.heartbeat_at
+    host = excluded.host, pid = excluded.pid, started = excluded.started, heartbeat_at = excluded.heartbeat_at,
+    agents = excluded.agents
 
 -- name: beat
 -- An update: a heartbeat does not bring back a worker that was deregistered. It changes the value even if the clock stands
@@ -383,10 +384,10 @@ UPDATE workers SET heartbeat_at = max(heartbeat_at + 1, ?2) WHERE worker_id = ?1
 DELETE FROM workers WHERE worker_id = ?1
 
 -- name: get_worker
-SELECT worker_id, host, pid, started, heartbeat_at FROM workers WHERE worker_id = ?1
+SELECT worker_id, host, pid, started, heartbeat_at, agents FROM workers WHERE worker_id = ?1
 
 -- name: list_workers
-SELECT worker_id, host, pid, started, heartbeat_at FROM workers
+SELECT worker_id, host, pid, started, heartbeat_at, agents FROM workers
 
 -- name: put_draft
 -- Parameters: run id, token, body.

@@ -1,0 +1,74 @@
+"""The store knows which agents the live workers take runs of."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast import Agent, App, Reply, WorkerSettings
+from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.workers import count_live_workers
+from holdfast.core.agents.agent import AgentSource
+from holdfast.runtime.operations.run_client import RunClient
+from holdfast.stores.from_url import store_from_url
+
+
+async def model(messages: Any, tools: Any) -> Reply:
+    return Reply(text="done")
+
+
+def make_agent(name: str) -> Agent:
+    return Agent(name=name, model=model)
+
+
+async def read_counts(store: RunStore) -> Mapping[str, int]:
+    return count_live_workers(await store.list_workers())
+
+
+async def wait_for_counts(store: RunStore, expected: Mapping[str, int]) -> None:
+    async with asyncio.timeout(60):
+        while (found := await read_counts(store)) != expected:  # noqa: ASYNC110 - no event of the store says so
+            await asyncio.sleep(0.01)
+    assert found == expected
+
+
+async def test_an_app_that_takes_runs_is_listed_with_its_agents_and_other_processes_with_none(store_url: str) -> None:
+    store = store_from_url(store_url)
+    agents = [make_agent("writer"), make_agent("critic")]
+    async with App(agents, store):
+        assert await read_counts(store) == {"writer": 1, "critic": 1}
+        [worker] = await store.list_workers()
+        assert worker.worker.agents == ("writer", "critic")
+    async with App(agents, store, worker=False) as app:
+        assert await read_counts(store) == {}
+        run_id = await app.submit("writer", "go")
+        await app.recover()
+        assert (await app.result(run_id)).output == "done"
+        assert [each.worker.agents for each in await store.list_workers()] == [()], "it takes no further runs"
+    async with RunClient.open(store) as client:
+        run_id = await client.submit("nobody", "go")
+        await client.cancel(run_id)
+        assert [each.worker.agents for each in await store.list_workers()] == [()]
+
+
+class Library:
+    """A repository whose agents change."""
+
+    def __init__(self) -> None:
+        self.agents: dict[str, AgentSource] = {}
+
+
+async def test_an_agent_that_a_repository_adds_later_is_listed(store_url: str) -> None:
+    library = Library()
+    async with App([make_agent("writer"), library], store_url) as app:
+        assert await read_counts(app.open_store) == {"writer": 1}
+        library.agents["critic"] = make_agent("critic")
+        await app.submit("writer", "go")  # wakes the worker
+        await wait_for_counts(app.open_store, {"writer": 1, "critic": 1})
+
+
+async def test_a_worker_that_has_taken_all_its_runs_takes_none(store_url: str) -> None:
+    async with App([make_agent("writer")], store_url, worker=WorkerSettings(max_runs=1)) as app:
+        assert await read_counts(app.open_store) == {"writer": 1}
+        await app.result(await app.submit("writer", "go"))
+        await wait_for_counts(app.open_store, {})
+        assert [each.alive for each in await app.open_store.list_workers()] == [True], "it is still open"
