@@ -1,5 +1,9 @@
 """The mutation runner finds places to change, changes one, and restores it."""
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -80,3 +84,42 @@ def test_every_path_of_tests_exists() -> None:
 
 def _index(offset: int) -> int:
     return len(SOURCE.encode()[:offset].decode())
+
+
+def test_the_tests_of_each_mutant_run_in_a_fork_and_the_file_is_restored(tmp_path: Path) -> None:
+    (tmp_path / "src/holdfast").mkdir(parents=True)
+    (tmp_path / "src/holdfast/__init__.py").touch()
+    module = tmp_path / "src/holdfast/sums.py"
+    source = "class Sum:\n    def add(self, a, b):\n        return a + b if a < 9 else 9\n"
+    module.write_text(source)
+    (tmp_path / "test_sums.py").write_text(
+        "import os\nfrom holdfast.sums import Sum\n\n"
+        "def test_sum(): assert Sum().add(2, 2) == 4\n"
+        "def test_end(): Sum().add(1, 1) == 2 or os._exit(3)\n"
+    )
+    reading, writing = os.pipe()
+    changes: list[dict[str, object]] = []
+    work = {
+        "known": {"test_sums.py::test_sum": 1.0, "test_sums.py::test_end": 1.0},
+        "results": writing,
+        "mutants": changes,
+    }
+    for old, new, test in [("a < 9", "a > 9", "sum"), ("9 else", "8 else", "sum"), ("a < 9", "a > 9", "end")]:
+        start = source.index(old)
+        changes.append({
+            "path": "src/holdfast/sums.py", "start": start, "end": start + len(old), "new": new, "function": "Sum.add",
+            "run": [f"test_sums.py::test_{test}"],
+        })  # fmt: skip
+    (tmp_path / "work.json").write_text(json.dumps(work))
+    environment = {
+        "PYTHONPATH": f"{tmp_path / 'src'}:{mutants.ROOT}",
+        "COVERING_MUTANTS": str(tmp_path / "work.json"),
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
+    command = [sys.executable, "-m", "pytest", "-p", "tools.covering_tests", "-c", os.devnull, "--rootdir", ".", "."]
+    subprocess.run(command, cwd=tmp_path, env=os.environ | environment, pass_fds=[writing], check=True)
+    os.close(writing)
+    with os.fdopen(reading) as results:
+        found = [json.loads(line) for line in results]
+    assert found == [[0, "test_sums.py::test_sum"], [1, None], [2, "the end of the process"]]
+    assert module.read_text() == source

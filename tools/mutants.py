@@ -5,15 +5,17 @@
     python -m tools.mutants --count 25 core/workflow part of a package
     python -m tools.mutants --seed 7 --list stores   print the sample and run nothing
 
-A sample depends only on the code and the seed. The tests run in a copy of the work tree, with `-x`: first those that
-enter the changed function, the fastest first, then the others: their processes may enter it. `build/mutants` remembers
-which test enters which function; `--record` observes all tests again. A mutant that makes the tests hang is caught. A
-survivor whose change no user could observe is listed in `tools/equivalent_mutants.txt`, as this program prints it after
-its line number.
+A sample depends only on the code and the seed. The tests run in a copy of the work tree until one fails: first those
+that enter the changed function, the fastest first and for a minute in all, in a fork of one process of pytest; then
+those that start processes, which may enter it. `--quick` leaves the latter out. `build/mutants` remembers which test
+enters which function; `--record` observes all tests again. A mutant that makes the tests hang, or ends their process,
+is caught. A survivor whose change no user could observe is listed in `tools/equivalent_mutants.txt`, as this program
+prints it after its line number.
 """
 
 import argparse
 import ast
+import itertools
 import json
 import os
 import random
@@ -27,6 +29,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tools.covering_tests import PROCESS
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path("src/holdfast")
 EQUIVALENT = ROOT / "tools/equivalent_mutants.txt"
@@ -34,17 +38,21 @@ RECORDS = ROOT / "build/mutants"
 #: The least score of each package, in percent.
 GOAL = 95
 
+#: How long the tests of one mutant take, as it was recorded. The score is that of the tests that run within it.
+MAX_SECONDS = 60
+
 #: By package: the tests that have to notice its mutants. Browsers, npm and PostgreSQL are left out: they take minutes.
 TESTS = {
     "core": ("tests/core", "tests/app", "tests/runtime"),
     "checkpoint": ("tests/checkpoint", "tests/runtime", "tests/core", "tests/stores"),
-    "runtime": ("tests/runtime", "tests/app", "tests/core"),
+    "runtime": ("tests/runtime", "tests/app", "tests/core", "tests/web", "tests/cli/test_format.py"),
     "stores": ("tests/stores", "tests/runtime", "tests/app"),
     "fanout": ("tests/fanout", "tests/cli/test_compare.py"),
     "batteries": ("tests/batteries",),
     "adapters": ("tests/adapters", "tests/runtime/reading"),
     "web": ("tests/web", "tests/fanout/test_http.py"),
 }
+_PUBLIC_API = "tests/public_api"
 #: Modules that the chosen tests do not reach.
 _SKIPPED = ("stores/postgres/", "web/ui/", "web/protocols/")
 _PYTEST = ("-m", "pytest", "-q", "-x", "-n", "0", "--no-header", "--tb", "no", "-p", "no:cacheprovider",
@@ -174,9 +182,16 @@ class Records:
     def __init__(self, recorded: dict[str, tuple[float, list[str]]]) -> None:
         self.seconds = {name: seconds for name, (seconds, _) in recorded.items()}
         self._functions = {name: frozenset(functions) for name, (_, functions) in recorded.items()}
+        #: The tests that start a process, the fastest first. The functions that it enters are not recorded.
+        self.processes = sorted(
+            (name for name, functions in self._functions.items() if PROCESS in functions), key=self.seconds.__getitem__
+        )
 
     def find_covering(self, mutant: Mutant) -> list[str]:
-        """Return the tests that enter the function of the mutant, or any of its module. The fastest come first."""
+        """Return the tests that enter the function of the mutant, or any of its module, for `MAX_SECONDS` in all.
+
+        Those of the folder that mirrors the module's come first, then the fastest.
+        """
         start = f"{mutant.path.name}::{mutant.function}"
 
         def enters(functions: frozenset[str]) -> bool:
@@ -186,7 +201,15 @@ class Records:
         if not found:
             start = start.partition("::")[0] + "::"
             found = {name for name, all_ in self._functions.items() if any(each.startswith(start) for each in all_)}
-        return sorted(found, key=self.seconds.__getitem__)
+        folder = f"tests/{mutant.path.relative_to(PACKAGE).parent.as_posix()}/"
+        ordered = sorted(found, key=lambda name: (not name.startswith(folder), self.seconds[name]))
+        total = itertools.accumulate(self.seconds[name] for name in ordered)
+        return [name for name, seconds in zip(ordered, total, strict=True) if seconds <= MAX_SECONDS] or ordered[:1]
+
+    @property
+    def describing(self) -> list[str]:
+        """The tests that compare the public names, with the defaults of arguments and fields."""
+        return [name for name in self.seconds if name.startswith(_PUBLIC_API)]
 
 
 class Runner:
@@ -210,34 +233,90 @@ class Runner:
         recorded: dict[str, tuple[float, list[str]]] = json.loads(path.read_text())
         return recorded
 
-    def find_catching(self, mutant: Mutant, records: Records, tests: Sequence[str]) -> str | None:
-        """Return a test that notices the mutant, or None. The copy is restored."""
-        original = (self._folder / mutant.path).read_bytes()
-        mutant.apply(self._folder)
-        covering = records.find_covering(mutant)
-        others = records.seconds.keys() - set(covering)
+    def find_catching(
+        self, mutants: Sequence[Mutant], records: Records, tests: Sequence[str], quick: bool
+    ) -> Iterator[tuple[Mutant, str | None]]:
+        """Return each mutant with a test that notices it, or None."""
+        covering = [records.find_covering(mutant) for mutant in mutants]
+        rest = [index for index, mutant in enumerate(mutants) if not mutant.function]
+        in_functions = [index for index, mutant in enumerate(mutants) if mutant.function]
+        survivors = []
+        for index, caught_by in self._run_forks(mutants, in_functions, covering, records.seconds, tests):
+            if caught_by == "fresh":
+                rest.append(index)
+            elif caught_by is None and not quick:
+                survivors.append(index)
+            else:
+                yield mutants[index], caught_by
+        # Not meanwhile: all processes of pytest share one folder.
+        for index in rest:
+            chosen = [*records.describing, *covering[index]]
+            caught_by = self._run_mutant(mutants[index], chosen, records.seconds, tests)
+            if caught_by is None and not quick:
+                survivors.append(index)
+            else:
+                yield mutants[index], caught_by
+        for index in survivors:
+            others = [name for name in records.processes if name not in set(covering[index])]
+            yield mutants[index], self._run_mutant(mutants[index], others, records.seconds, tests)
+
+    def _run_forks(
+        self, mutants: Sequence[Mutant], chosen: list[int], covering: list[list[str]], known: dict[str, float],
+        tests: Sequence[str],
+    ) -> Iterator[tuple[int, str | None]]:  # fmt: skip
+        """Run the tests that cover each chosen mutant, in forks of one process of pytest."""
+        reading, writing = os.pipe()
+        listed = [
+            {"path": str(mutants[index].path), "start": mutants[index].start, "end": mutants[index].end,
+             "new": mutants[index].new, "function": mutants[index].function, "run": covering[index]}
+            for index in chosen
+        ]  # fmt: skip
+        work = self._folder / "mutants.json"
+        work.write_text(json.dumps({"known": known, "results": writing, "mutants": listed}))
+        files = self._list_files({name for index in chosen for name in covering[index]}, known, tests)
+        process = self._start(files, [writing], COVERING_MUTANTS=str(work))
+        os.close(writing)
+        seen = 0
         try:
-            caught_by = self._run_only(covering, records.seconds, tests)
-            return caught_by or self._run_only(sorted(others), records.seconds, tests)
+            with os.fdopen(reading) as lines:
+                while seen < len(chosen) and (line := lines.readline()):
+                    seen += 1
+                    position, caught_by = json.loads(line)
+                    yield chosen[position], caught_by
         finally:
-            (self._folder / mutant.path).write_bytes(original)
+            process.terminate()
+            process.wait()
+        if seen < len(chosen):
+            raise SystemExit(f"exit code {process.returncode} of pytest")
+
+    def _run_mutant(
+        self, mutant: Mutant, chosen: list[str], known: dict[str, float], tests: Sequence[str]
+    ) -> str | None:
+        """Run the chosen tests in a new process of pytest, and return one that fails. The copy is restored."""
+        path = self._folder / mutant.path
+        original = path.read_bytes()
+        mutant.apply(self._folder)
+        try:
+            return self._run_only(chosen, known, tests)
+        finally:
+            path.write_bytes(original)
 
     def _run_only(self, chosen: list[str], known: dict[str, float], tests: Sequence[str]) -> str | None:
         """Run the chosen tests, and those that are not known yet, and return one that fails."""
         selection = self._folder / "selection.json"
         selection.write_text(json.dumps({"run": chosen, "known": known}))
-        new = {path.relative_to(ROOT).as_posix() for test in tests for path in (ROOT / test).rglob("test_*.py")}
-        files = {_file(name) for name in chosen} | new - {_file(name) for name in known}
-        present = sorted(name for name in files if (self._folder / name).exists())
+        present = self._list_files(set(chosen), known, tests)
         return self._run(present, 1800, COVERING_TESTS=str(selection)) if present else None
+
+    def _list_files(self, chosen: set[str], known: dict[str, float], tests: Sequence[str]) -> list[str]:
+        """Return the files of the chosen tests, and those that are not known yet."""
+        new = {path.relative_to(ROOT).as_posix() for test in tests for path in _list_modules(ROOT / test)}
+        files = {_file(name) for name in chosen} | new - {_file(name) for name in known}
+        return sorted(name for name in files if (self._folder / name).exists())
 
     def _run(self, tests: Sequence[str], timeout_s: float, **environment: str) -> str | None:
         """Run tests, and return one that fails."""
-        command = [sys.executable, *_PYTEST, *_DESELECTED, *tests]
-        process = subprocess.Popen(
-            command, cwd=self._folder, env={**os.environ, "PYTHONPATH": str(self._folder / "src"), **environment},
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, text=True,
-        )  # fmt: skip
+        process = self._start(tests, [], **environment)
         try:
             output, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
@@ -251,9 +330,17 @@ class Runner:
         failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
         return failed[1] if failed else f"exit code {process.returncode} of pytest"
 
+    def _start(self, tests: Sequence[str], inherited: Sequence[int], **environment: str) -> "subprocess.Popen[str]":
+        command = [sys.executable, *_PYTEST, *_DESELECTED, "--basetemp", str(self._folder / "tmp"), *tests]
+        return subprocess.Popen(
+            command, cwd=self._folder, env={**os.environ, "PYTHONPATH": str(self._folder / "src"), **environment},
+            stdout=subprocess.DEVNULL if inherited else subprocess.PIPE, stderr=subprocess.DEVNULL,
+            pass_fds=inherited, start_new_session=True, text=True,
+        )  # fmt: skip
+
 
 def measure(
-    package: str, mutants: Sequence[Mutant], runner: Runner, equivalent: frozenset[str], verbose: bool
+    package: str, mutants: Sequence[Mutant], runner: Runner, equivalent: frozenset[str], given: argparse.Namespace
 ) -> float:
     """Print the survivors and the score of a package, and return the score in percent."""
     tests = list_tests(package)
@@ -263,12 +350,11 @@ def measure(
     records = Records(recorded)
     counted = [mutant for mutant in mutants if str(mutant) not in equivalent]
     caught = 0
-    for mutant in counted:
-        test = runner.find_catching(mutant, records, tests)
+    for mutant, test in runner.find_catching(counted, records, tests, given.quick):
         caught += test is not None
         if test is None:
             print(f"  survived, line {mutant.line}: {mutant}", flush=True)
-        elif verbose:
+        elif given.verbose:
             print(f"  caught, line {mutant.line}: {mutant}  [{test}]", flush=True)
     score = 100 * caught / len(counted) if counted else 100.0
     alike = len(mutants) - len(counted)
@@ -278,7 +364,7 @@ def measure(
 
 def list_tests(package: str) -> tuple[str, ...]:
     """Return the tests of a package, or of the package that contains it."""
-    return TESTS[package.partition("/")[0]]
+    return (*TESTS[package.partition("/")[0]], _PUBLIC_API)
 
 
 def main() -> int:
@@ -288,6 +374,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--record", action="store_true", help="observe again which test enters which function")
     parser.add_argument("--verbose", action="store_true", help="print caught mutants too, each with a test that fails")
+    parser.add_argument(
+        "--quick", action="store_true", help="leave out tests of which only a process may enter the code"
+    )
     parser.add_argument("--list", action="store_true", help="print the sample and run nothing")
     given = parser.parse_args()
     samples = {package: sample(package, given.count, given.seed) for package in given.packages or TESTS}
@@ -299,14 +388,16 @@ def main() -> int:
         shutil.rmtree(RECORDS, ignore_errors=True)
     with tempfile.TemporaryDirectory() as folder:
         runner = Runner(Path(folder))
-        scores = [
-            measure(package, mutants, runner, frozenset(known), given.verbose) for package, mutants in samples.items()
-        ]
+        scores = [measure(package, mutants, runner, frozenset(known), given) for package, mutants in samples.items()]
     return 0 if min(scores) >= GOAL else 1
 
 
 def _file(test: str) -> str:
     return test.partition("::")[0]
+
+
+def _list_modules(path: Path) -> Iterator[Path]:
+    return path.rglob("test_*.py") if path.is_dir() else iter([path])
 
 
 def _shorten(text: str) -> str:

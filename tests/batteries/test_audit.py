@@ -196,10 +196,11 @@ async def test_values_that_cannot_be_stored_are_replaced_and_block_no_other_row(
 class Faulty(MemoryTables):
     """Tables whose writes fail while `down` is set."""
 
-    down = True
+    down, refused = True, 0
 
     async def transaction(self, work: Callable[[Cursor], Awaitable[T]], *, lock: Iterable[str] = ()) -> T:
         if self.down and lock:
+            self.refused += 1
             raise TablesUnavailable("down")
         return await super().transaction(work, lock=lock)
 
@@ -210,7 +211,14 @@ async def test_while_the_store_is_down_rows_wait_up_to_the_capacity_and_runs_do_
     clock, tables = ManualClock(), Faulty()
     audit = Audit(tables=tables, clock=clock, capacity=4)
     await SimulatedHost(ports=Ports(observers=(audit,))).executor.run(agent(), "go")
-    await clock.advance(timedelta(seconds=5))
+    await clock.advance(timedelta(milliseconds=199))
+    assert tables.refused == 0
+    await clock.advance(timedelta(milliseconds=1))
+    assert tables.refused == 1
+    await clock.advance(timedelta(milliseconds=1199))
+    assert tables.refused == 1, "a second, and the interval, until the next try"
+    await clock.advance(timedelta(milliseconds=1))
+    assert tables.refused == 2
     assert "could not be written" in caplog.text
     tables.down = False
     await clock.advance(timedelta(seconds=5))
@@ -367,5 +375,7 @@ async def test_a_person_who_resolves_a_call_in_doubt_is_in_the_audit(given: obje
             await app.run(agent, "go", run_id="r")
         await app.unpark("r", {"c": given}, by="ann", via="phone")
         assert (await app.run(agent, "go", run_id="r")).output == "done"
-        decisions = [row.detail for row in await audit.query() if row.name == "decision"]
+        rows = [*await audit.query()]
+    assert {row.detail for row in rows if row.name == "in doubt"} == {"pay c"}
+    decisions = [row.detail for row in rows if row.name == "decision"]
     assert decisions == [f"pay (c) answered by ann via phone{comment}"]

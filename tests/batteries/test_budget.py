@@ -108,6 +108,10 @@ class TestEveryLedger:
         assert shortage is not None
         assert (shortage.account, shortage.unit, shortage.spent, shortage.limit) == ("a", "tokens", 10, 10)
         assert shortage.until == NOW + timedelta(seconds=40), "the reservation is 20 seconds old"
+        for age, pause in ((timedelta(seconds=1), timedelta(seconds=5)), (timedelta(hours=1), timedelta(minutes=10))):
+            shortage = await ledger.reserve("two", [reservation(10, 10)], NOW + age)
+            assert shortage is not None
+            assert shortage.until == NOW + age + pause
 
     async def test_there_is_room_when_enough_spending_has_left_the_window(self, ledger: Ledger) -> None:
         for number, tokens in enumerate([5, 1, 1, 9]):
@@ -254,10 +258,49 @@ async def test_a_limit_that_is_raised_for_one_account_lets_its_run_resume() -> N
         ):
             with pytest.raises(BudgetError):
                 await budget.set_limit(account, unit, maximum)
+        await budget.set_limit("caller:bob", "tokens", 0)
         await budget.set_limit("caller:ann", "tokens", 500.0)
         [first, _] = await budget.accounts()
         assert (first.name, first.limit.tokens, first.changed) == ("caller:ann", 500, frozenset({"tokens"}))
         assert (await app.result("r1", through_waits=True)).output == "done"
+
+
+async def test_runs_that_wait_are_resumed_when_a_limit_is_set_and_not_again() -> None:
+    woken: list[str] = []
+
+    async def wake() -> None:
+        woken.append("woken")
+
+    budget = Budget(Limit(tokens=50), tables=MemoryTables())
+    await budget.set_limit("caller:ann", "tokens", 60)
+    assert woken == [], "no App has opened it"
+    budget.bind(wake)
+    await budget.set_limit("caller:ann", "tokens", 70)
+    assert woken == ["woken"]
+    await budget.wake_if_raised()
+    assert woken == ["woken"]
+
+
+async def test_a_limit_of_the_code_that_is_raised_or_gone_resumes_the_runs_that_wait() -> None:
+    tables, woken = MemoryTables(), list[str]()
+
+    async def wake() -> None:
+        woken.append("woken")
+
+    async def open_with(*limits: Limit) -> int:
+        woken.clear()
+        budget = Budget(*limits, tables=tables)
+        budget.bind(wake)
+        await budget.wake_if_raised()
+        return len(woken)
+
+    everyone = Limit(runs=9, per="all")
+    assert await open_with(Limit(tokens=50), everyone) == 0, "the first"
+    assert await open_with(Limit(tokens=50), everyone) == 0
+    assert await open_with(Limit(tokens=40), everyone) == 0, "lowered"
+    assert await open_with(Limit(tokens=41), everyone) == 1
+    assert await open_with(Limit(tokens=41)) == 1, "one is gone"
+    assert await open_with(Limit(tokens=41), everyone) == 0, "a new one"
 
 
 async def test_spending_before_a_crash_counts_once() -> None:
@@ -320,6 +363,14 @@ async def test_a_purge_deletes_the_rows_and_an_hour_later_the_next_commit_does(b
     await clock.advance(timedelta(hours=3))
     await budget.commit(msgspec.structs.replace(info, run_id="later"), RunState())
     assert await count_rows() == [1, 1, 0], "those of the last hours are left"
+
+    await ledger.commit("old", ["all"], Spend(tokens=1), clock.now() - timedelta(hours=3))
+    await clock.advance(timedelta(minutes=59))
+    await budget.commit(info, RunState())
+    assert await count_rows() == [3, 3, 0]
+    await clock.advance(timedelta(minutes=1))
+    await budget.commit(info, RunState())
+    assert await count_rows() == [3, 2, 0], "an hour has passed: the old one is gone"
     await budget.close()
 
 

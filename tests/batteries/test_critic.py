@@ -11,7 +11,7 @@ from tests.failed_runs import fails_with
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
-from holdfast import Agent, Bounds, Reply, User, current_call, tool
+from holdfast import Agent, App, Bounds, Reply, User, current_call, tool
 from holdfast.batteries.critic import Critic, CriticAction, CriticError, IdleRun
 from holdfast.core import Message, Ports
 from holdfast.core.errors import RunKilled, RuntimeExceeded
@@ -64,6 +64,8 @@ def make_host(clock: ManualClock, critic: Critic, store: MemoryStore | None = No
 
 async def test_an_escalator_is_asked_once_per_idle_period_and_again_after_activity() -> None:
     clock, model, escalation = ManualClock(), Hanging(), Escalation()
+    unhandled: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: unhandled.append(context))
     run = asyncio.create_task(make_host(clock, Critic(escalation, clock=clock)).executor.run(agent_of(model), "go"))
     await clock.advance(SOFT * 0.9)
     assert escalation.asked == []
@@ -75,6 +77,65 @@ async def test_an_escalator_is_asked_once_per_idle_period_and_again_after_activi
     assert len(escalation.asked) == 2
     model.replies.put_nowait(Reply(text="done"))
     assert (await run).output == "done"
+    assert clock.waiting == 0
+    del run
+    gc.collect()
+    assert unhandled == [], "the escalator has no opinion, which is no error"
+
+
+async def test_an_escalator_that_still_thinks_is_cancelled_by_the_next_idle_period_and_by_the_end() -> None:
+    clock, model, thoughts = ManualClock(), Hanging(), list[str]()
+
+    async def thinks(idle_run: IdleRun) -> CriticAction | None:
+        thoughts.append("begun")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            thoughts.append("cancelled")
+            raise
+        return None
+
+    run = asyncio.create_task(make_host(clock, Critic(thinks, clock=clock)).executor.run(agent_of(model), "go"))
+    await clock.advance(SOFT * 1.1)
+    model.replies.put_nowait(tool_reply(call("c1", "look")))
+    await clock.advance(SOFT * 1.1)
+    assert thoughts == ["begun", "cancelled", "begun"]
+    model.replies.put_nowait(Reply(text="done"))
+    await run
+    await clock.advance(SOFT)
+    assert thoughts == ["begun", "cancelled", "begun", "cancelled"]
+
+
+async def test_each_turn_of_a_conversation_may_be_extended() -> None:
+    clock, model = ManualClock(), Hanging()
+    async with App([agent_of(model)], "memory:", critic=Critic(backstop=2, clock=clock), clock=clock) as app:
+        chat = app.conversation("a", "ann")
+        for text in ("one", "two"):
+            turn = asyncio.create_task(chat.send(text))
+            await clock.advance(SOFT * 2.5)
+            model.replies.put_nowait(Reply(text=f"answer to {text}"))
+            assert (await turn).output == f"answer to {text}"
+
+
+async def test_the_idle_time_of_a_resumed_run_continues_at_its_last_activity() -> None:
+    clock, store, model, escalation = ManualClock(), MemoryStore(), Hanging(), Escalation()
+    one = make_host(clock, Critic(Escalation(), clock=clock), store)
+    run = asyncio.create_task(one.executor.run(agent_of(model), "go", run_id="r"))
+    await clock.advance(SOFT * 0.8)
+    model.replies.put_nowait(tool_reply(call("c1", "look")))
+    await clock.advance(SOFT * 0.1)
+    await one.crash()
+    run.cancel()
+    await asyncio.gather(run, return_exceptions=True)
+    two = make_host(clock, Critic(escalation, clock=clock), store)
+    later = Hanging()
+    resumed = asyncio.create_task(two.resume(agent_of(later), "r"))
+    await clock.advance(SOFT * 0.9)
+    assert escalation.asked == [], "its last activity was at 0.8"
+    await clock.advance(SOFT * 0.2)
+    assert len(escalation.asked) == 1
+    later.replies.put_nowait(Reply(text="done"))
+    await resumed
 
 
 async def test_an_idle_run_is_killed_at_the_backstop_and_fails_with_run_killed() -> None:
@@ -233,7 +294,8 @@ async def test_a_kill_with_a_nudge_is_a_kill() -> None:
 
 async def test_the_next_escalator_is_asked_if_one_says_so() -> None:
     clock, model = ManualClock(), Hanging()
-    first, second, third = Escalation(CriticAction(escalate=True)), Escalation(CriticAction(kill=True)), Escalation()
+    first, third = Escalation(CriticAction(escalate=True)), Escalation()
+    second = Escalation(CriticAction(kill=True, escalate=True))
     run = asyncio.create_task(
         make_host(clock, Critic(first, second, third, clock=clock)).executor.run(agent_of(model), "go")
     )

@@ -38,6 +38,7 @@ from holdfast.core.errors import DefinitionError, MissingDefinition
 from holdfast.db.sqlite_tables import MemoryTables, SqliteTables
 from holdfast.db.urls import tables_from_url
 from holdfast.stores.memory import MemoryStore
+from holdfast.testing import ManualClock
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -141,6 +142,20 @@ async def test_a_removed_persona_is_not_found() -> None:
     assert list(await collection.newest()) == []
 
 
+async def test_a_shared_persona_is_found_by_its_readers_and_has_its_history() -> None:
+    collection = personas(ScriptedModel("done"))
+    texts = ("Look.", "Look twice.")
+    saved = [await collection.save(Persona(owner="al", name="scout", instructions=text)) for text in texts]
+    assert saved == [1, 2]
+    assert await collection.newest("bo") == []
+    await collection.share("al", "scout", "bo")
+    assert [found.instructions for found in await collection.newest("bo")] == ["Look twice."]
+    assert await collection.newest("cy") == []
+    await collection.share("al", "scout")
+    assert [found.name for found in await collection.newest("cy")] == ["scout"]
+    assert [version.number for version in await collection.history("al", "scout")] == [1, 2]
+
+
 async def test_a_resumed_run_keeps_the_version_it_started_with() -> None:
     store, reached, second = MemoryStore(), asyncio.Event(), ScriptedModel("done", "done")
     collection = Personas(
@@ -196,6 +211,26 @@ async def test_a_new_run_uses_the_newest_version() -> None:
         await here.get("al", "p")
         await app.run("al/p", "go")
     assert [asked[0].text for asked in model.requests] == ["two", "two", "three"]  # type: ignore[union-attr]
+
+
+async def test_a_definition_of_another_process_is_known_when_the_repository_opens_and_30_s_after_it_was_saved() -> None:
+    clock, definitions, tiers = (
+        ManualClock(),
+        MemoryTables(),
+        ModelTiers({"fast": ScriptedModel("done")}, default="fast"),
+    )
+    here, elsewhere = (Personas(tiers, tables=definitions, clock=clock) for _ in range(2))
+    await elsewhere.save(Persona(owner="al", name="first"))
+    await here.open(definitions)
+    assert [*here.agents] == ["al/first"]
+    await elsewhere.save(Persona(owner="al", name="second"))
+    await clock.advance(timedelta(seconds=29))
+    assert [*here.agents] == ["al/first"]
+    await clock.advance(timedelta(seconds=1))
+    assert [*here.agents] == ["al/first", "al/second"]
+    await here.close()
+    await clock.advance(timedelta(seconds=1))
+    assert clock.waiting == 0
 
 
 async def test_a_run_whose_persona_names_a_removed_tool_resumes_in_a_process_that_has_it() -> None:
@@ -269,7 +304,7 @@ async def test_phases_of_a_persona_have_their_own_models_and_tools() -> None:
 @pytest.mark.parametrize("broken", [{"tools": ["fly"]}, {"phases": [PersonaPhase(name="p", tools=["fly"])]}])
 async def test_a_persona_that_names_an_unknown_tool_is_not_stored(broken: dict[str, object]) -> None:
     collection = personas(ScriptedModel("x"))
-    with pytest.raises(PersonaError, match="fly"):
+    with pytest.raises(PersonaError, match=r"\['fly'\]: known are look"):
         await collection.save(Persona(owner="al", name="p", **broken))  # type: ignore[arg-type]
     assert await collection.newest() == []
 
@@ -342,7 +377,8 @@ SKILL = Skill(
 
 
 async def test_a_skill_is_a_tool_whose_call_is_a_child_run() -> None:
-    skills = Skills(ModelTiers({"fast": ScriptedModel("short")}, default="fast"), tables=MemoryTables())
+    model = ScriptedModel("short")
+    skills = Skills(ModelTiers({"fast": model}, default="fast"), tables=MemoryTables())
     await skills.save(SKILL)
     sum_up = await skills.tool("al", "sum up")
     assert sum_up.schema.name == "al_sum_up"
@@ -350,10 +386,29 @@ async def test_a_skill_is_a_tool_whose_call_is_a_child_run() -> None:
     caller = Agent(
         name="caller",
         tools=[sum_up],
-        model=ScriptedModel(tool_reply(call("c1", "al_sum_up", text="long", words=3)), "done"),
+        model=ScriptedModel(
+            tool_reply(call("c1", "al_sum_up", text="long", words=3), call("c2", "al_sum_up", text="other")), "done"
+        ),
     )
     result = await SimulatedHost().executor.run(caller, "go")
-    assert result.messages[-2].content == "short"
+    assert [message.content for message in result.messages[-3:-1]] == ["short", "short"]
+    asked = {messages[-1].text for messages in model.requests}  # type: ignore[union-attr]
+    assert asked == {"text: long\nwords: 3", "text: other"}
+
+
+async def test_a_run_is_offered_all_skills_except_those_above_it_down_to_the_third_level() -> None:
+    skills = Skills(ModelTiers({"fast": ScriptedModel("short")}, default="fast"), tables=MemoryTables())
+    for name in ("x", "y", "z"):
+        await skills.save(Skill(owner="al", name=name))
+
+    async def offer(agent: str, *lineage: str) -> list[str]:
+        info = RunInfo(run_id="r", agent_name=agent, lineage=lineage)
+        return [each.name for each in await skills.tools(info)]
+
+    assert await offer("a") == ["al_x", "al_y", "al_z"]
+    assert await offer("al/y", "a", "al/x") == ["al_z"]
+    assert await offer("al/z", "a", "al/x", "al/y") == []
+    assert await offer("b", "a", "c", "d") == [], "it is too deep"
 
 
 async def test_a_skill_survives_a_markdown_round_trip() -> None:
@@ -362,8 +417,13 @@ async def test_a_skill_survives_a_markdown_round_trip() -> None:
 
 async def test_a_skill_that_names_an_unknown_tool_is_not_stored() -> None:
     skills = Skills(ModelTiers({"fast": ScriptedModel("x")}, default="fast"), tables=MemoryTables())
-    with pytest.raises(SkillError, match="fly"):
+    with pytest.raises(SkillError, match=r"\['fly'\]: known are none"):
         await skills.save(Skill(owner="al", name="s", tools=["fly"]))
+
+
+def test_a_parameter_that_is_no_identifier_is_refused() -> None:
+    with pytest.raises(MalformedDefinition, match="'two words' cannot be a parameter"):
+        Skill(owner="al", name="s", parameters=[Parameter(name="two words")])
 
 
 @pytest.mark.parametrize("names", [["class"], ["a", "a"], ["__a"]])

@@ -99,6 +99,8 @@ def test_tokens_are_corrected_while_they_count_and_a_pause_ends_by_itself() -> N
     assert window.find_time(limit, 50, START) == START
     window.correct(START, 1000)
     assert window.find_time(limit, 1, START) == START + seconds(61)
+    window.pause(START, seconds(61.5))
+    assert window.find_time(limit, 1, START) == START + seconds(61.5)
     window.pause(START, seconds(90))
     window.pause(START, seconds(10))
     assert window.find_time(limit, 1, START) == START + seconds(90)
@@ -184,12 +186,43 @@ class TestEveryKindOfWindows:
         assert await limits.acquire(INFO, "gpt", 0) == START + seconds(183)
 
 
+async def test_a_call_that_is_permitted_counts_for_the_times_of_those_that_wait() -> None:
+    clock = ManualClock(START)
+    limits = RateLimits(tokens_per_minute=100, tables=MemoryTables(), clock=clock)
+    await limits.acquire(INFO, "gpt", 50)
+    await clock.advance(seconds(30))
+    large, small, later = await asyncio.gather(*(limits.acquire(INFO, "gpt", tokens) for tokens in (60, 50, 30)))
+    assert large == START + seconds(61)
+    assert isinstance(small, RatePermit)
+    assert later == START + seconds(91), "the small one counts until then"
+    await limits.close()
+
+
 async def test_limits_whose_database_is_damaged_interrupt_the_run(tmp_path: Any) -> None:
     (tmp_path / "runs.db").write_bytes(b"no database" * 100)
     limits = RateLimits(requests_per_minute=1, tables=tables_from_url(f"sqlite:{tmp_path}/runs.db"))
     with pytest.raises(RateLimitsUnavailable, match="run r is interrupted"):
         await limits.acquire(INFO, "gpt", 0)
     await limits.close()
+
+
+async def test_a_write_that_is_cancelled_interrupts_the_run_that_waits_for_it() -> None:
+    reached = asyncio.Event()
+
+    class SilentTables(MemoryTables):
+        async def transaction(self, work: Any, *, lock: Any = ()) -> Any:
+            reached.set()
+            await asyncio.Event().wait()
+
+    limits = RateLimits(requests_per_minute=1, tables=SilentTables())
+    before = asyncio.all_tasks()
+    asking = asyncio.create_task(limits.acquire(INFO, "gpt", 0))
+    await reached.wait()
+    [writing] = asyncio.all_tasks() - before - {asking}
+    writing.cancel()
+    with pytest.raises(RateLimitsUnavailable, match="the write has stopped"):
+        await asking
+    assert writing.cancelled()
 
 
 # -- processes --------------------------------------------------------------------------------------------------

@@ -11,17 +11,19 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
 from tests.failed_runs import fails_with
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
-from holdfast import Agent, App, Reply, Retry, Usage, current_call, tool
+from holdfast import Agent, App, Phase, Reply, Retry, Usage, current_call, tool
 from holdfast.batteries.telemetry import OpenTelemetry
 from holdfast.core import Ports
 from holdfast.core.run.waiting import Approve, RunWaiting
 from holdfast.errors import ModelUnavailable
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing import ManualClock
+from holdfast.workflows import workflow
 
 SECRET = "hunter2"
 
@@ -292,7 +294,17 @@ async def test_a_wait_is_a_span_from_the_attempt_before_it_to_the_one_after() ->
     assert wait.end_time is not None
     assert wait.start_time is not None
     assert wait.end_time - wait.start_time == 5 * 10**9
-    assert {get_trace(span) for span in collector.find("invoke_agent a")} == {get_trace(wait)}
+    attempts = collector.find("invoke_agent a")
+    assert {get_trace(span) for span in attempts} == {get_trace(wait)}
+    spans = [*attempts, *collector.find(CHAT)]
+    assert [span.status.status_code for span in spans] == [StatusCode.UNSET] * 4, "a wait is no error"
+
+
+async def test_a_model_call_ends_with_its_step(collector: Collector) -> None:
+    agent = Agent(name="a", model=ScriptedModel("draft", "final"), phases=[Phase(name="write"), Phase(name="edit")])
+    async with App([agent], "memory:", telemetry=collector.port) as app:
+        await app.run("a", "go")
+    assert collector.names == [CHAT, CHAT, "invoke_agent a"]
 
 
 async def test_each_turn_of_a_conversation_has_a_trace_of_its_own(collector: Collector) -> None:
@@ -304,6 +316,39 @@ async def test_each_turn_of_a_conversation_has_a_trace_of_its_own(collector: Col
     assert get_trace(first) != get_trace(second)
     assert {(span.attributes or {}).get("gen_ai.conversation.id") for span in (first, second)} == {conversation.run_id}
     assert [link.context.span_id for link in second.links] == [get_id(first)]
+
+
+async def test_only_a_call_that_failed_is_marked(collector: Collector) -> None:
+    @tool(effect="pure")
+    async def read(name: str) -> str:
+        if name == "gone":
+            raise LookupError("no such file")
+        return "text"
+
+    @tool(approval=True)
+    async def send() -> None: ...
+
+    turn = tool_reply(call("1", "read", name="gone"), call("2", "read", name="here"), call("3", "send"))
+    async with App([make_agent(turn, tools=[read, send])], "memory:", telemetry=collector.port) as app:
+        with pytest.raises(RunWaiting):
+            await app.run("a", "go")
+    spans = {(span.attributes or {})["gen_ai.tool.call.id"]: span for span in collector.find("execute_tool read")}
+    assert spans["1"].status.status_code is StatusCode.ERROR
+    assert (spans["1"].attributes or {})["error.type"] == "error"
+    for span in (spans["2"], *collector.find("execute_tool send")):
+        assert span.status.status_code is StatusCode.UNSET
+        assert "error.type" not in (span.attributes or {})
+
+
+async def test_spans_of_a_workflow_are_below_its_attempt(collector: Collector) -> None:
+    @workflow
+    async def flow() -> str:
+        with collector.tracer.start_as_current_span("own"):
+            return "done"
+
+    async with App([flow], "memory:", telemetry=collector.port) as app:
+        await app.run(flow)
+    assert get_parent(collector.get("own")) == get_id(collector.get("invoke_agent flow"))
 
 
 async def test_a_failed_run_is_marked_with_the_class_of_its_error(collector: Collector) -> None:

@@ -200,7 +200,7 @@ class Budget:
                 info.run_id, accounts, total, now, already_booked=data.total if was_purged else NO_SPEND
             )
             await self._purge_hourly(now)
-        step = msgspec.structs.replace(total.since(data.total).elementwise_max(data.step), runs=0)
+        step = total.since(data.total).elementwise_max(data.step)
         _save_data(state, msgspec.structs.replace(data, total=total, step=step, at=now.timestamp()))
 
     def bind(self, wake: Callable[[], Awaitable[None]]) -> None:

@@ -77,7 +77,7 @@ class Window(msgspec.Struct):
     @property
     def expires_at(self) -> float:
         """When it no longer counts anything, in seconds since the epoch."""
-        return max(self.paused_until, max(self.buckets, default=0) + WINDOW_S + 1.0)
+        return max([self.paused_until, *(second + WINDOW_S + 1.0 for second in self.buckets)])
 
     def forget_before(self, now: datetime) -> None:
         """Remove calls that no longer count."""

@@ -160,7 +160,7 @@ class AttemptSpans:
             self._state.set_port_data(TRACE_KEY, {**kept, "waiting_since": self._now()})
 
     def _end(self, event: AttemptEnded) -> None:
-        if event.error is not None:
+        if event.error is not None and self._replied_at is None:
             self._fail_model_call(event.error)
         self._end_model_call()
         self._span.set_attributes(_make_usage_attributes(self._state.own_usage) | {"holdfast.end": event.end.value})
