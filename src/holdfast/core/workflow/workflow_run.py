@@ -80,6 +80,10 @@ class WorkflowRun:
             result = await self.make(call)
         elif result.error and self.steps.is_cancelled(result):
             await self.suspension.rest_until_cancelled()
+        return self._load_value(call, result)
+
+    def _load_value(self, call: StepCall, result: ToolResult) -> Any:
+        """Return the value of a recorded step, or raise its error. The step can be undone from now on."""
         value = call.load(result)
         if isinstance(call, ToolStep) and call.undo is not None:
             call.number = self.steps.numbers[call.call_id]
@@ -206,9 +210,23 @@ class WorkflowRun:
             await self.suspension.rest()  # its thread was not started, because another branch stops the run
         if self.attempt.stop_state.is_stopping or call.number == 0 or call.call_id in self.steps.results:
             return
+        if (recorded := self._find_recorded(call.call_id)) is not None:  # cancelled while it was saved
+            self.steps.add_result(recorded)
+            if not recorded.error:
+                self._load_value(call, recorded)
+            return
         result = call.cancelled_result()
         self.steps.add_result(result)
         await self._context.tool_calls.record_cancelled(call, result)
+
+    def _find_recorded(self, call_id: str) -> ToolResult | None:
+        """Return the result of a call of this attempt, whose code has not got it."""
+        for message in reversed(self._state.history):
+            if isinstance(message, ToolResult) and message.call_id == call_id:
+                return message
+            if isinstance(message, Reply) and any(call.id == call_id for call in message.tool_calls):
+                break
+        return None
 
     async def show_progress(self, done: int, total: int) -> None:
         """Show watchers how far a part of the workflow is, and record it with the next save."""

@@ -87,10 +87,11 @@ class Requeuer:
         resumption = self._checkpoints.resume(claim, stored, loop.codec, executes=False)
         state = resumption.state
         pending = [call for call in loop.pending_calls(state.history) if call.call_id not in state.results]
-        unknown = set(resolutions) - {call.call_id for call in pending}
+        in_doubt = state.calls.in_doubt
+        # A workflow no longer wants a call in doubt whose branch has lost a race: its outcome changes nothing.
+        unknown = set(resolutions).difference((call.call_id for call in pending), in_doubt)
         if unknown:
             raise CheckpointError(f"run {claim.run_id}: no pending call has the id {', '.join(sorted(unknown))}")
-        in_doubt = state.calls.in_doubt
         state.calls = msgspec.structs.replace(state.calls, in_doubt=())
         now = self._checkpoints.claims.clock.now()
         for call in pending:
