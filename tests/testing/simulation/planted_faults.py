@@ -28,6 +28,7 @@ from holdfast.stores.memory_run import MemoryRun
 from holdfast.stores.sqlite import runs
 from holdfast.stores.sqlite.claiming import FairQueue
 from holdfast.stores.sqlite.liveness import Liveness
+from holdfast.stores.sqlite.runs import UserTransaction
 from holdfast.stores.sqlite.writer import Writer
 from holdfast.testing.simulation.plan import StoreKind
 
@@ -60,6 +61,8 @@ class PlantedFault:
 
 
 _CHECK_MAIL = "self._check_mail(release.consumed, release.wake_on)"
+#: Ends a transaction of SQLite, and begins another one.
+_COMMIT = 'transaction.connection.execute("COMMIT"); transaction.connection.execute("BEGIN IMMEDIATE")'
 
 FAULTS: dict[str, PlantedFault] = {
     "memory: a lost claim still writes": PlantedFault(
@@ -138,6 +141,15 @@ FAULTS: dict[str, PlantedFault] = {
     ),
     "sqlite: callers resume before the commit": PlantedFault(
         Writer._commit_blocking, "self._commit(requests)", "self._post_to_loop(self._resolve, requests)", "sqlite"
+    ),
+    "transactions: the record has a second commit": PlantedFault(
+        UserTransaction.run, "append(self._claim, call", f"{_COMMIT}; append(self._claim, call", "sqlite"
+    ),
+    "transactions: the row is committed before the claim is checked": PlantedFault(
+        UserTransaction.run,
+        "_check_write(self._claim, (), transaction)\n        value = self._call(transaction)",
+        f"value = self._call(transaction); {_COMMIT}\n        _check_write(self._claim, (), transaction)",
+        "sqlite",
     ),
     "memory: the concurrency limit is ignored": PlantedFault(
         MemoryStore.claim_next, "queues, slots,", "queues, type(slots)({}, ()),", "memory", 200

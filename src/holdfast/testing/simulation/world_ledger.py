@@ -22,6 +22,10 @@ class ToolEffect:
         return f"{self.run_id}: {self.kind} call {self.call_id} of {self.tool} in step {self.step}"
 
 
+#: What the results of some kinds of calls say; the others are "done".
+_RESULTS = {"transaction": "booked"}
+
+
 class ActiveRun(NamedTuple):
     """A call of a model or a tool in progress, which counts its run among those that execute."""
 
@@ -78,6 +82,8 @@ class WorldLedger:
     limit: int = 0
     #: By message of a conversation: the step of the world at which a client first sent it.
     asked_at: dict[str, int] = field(default_factory=dict)
+    #: By run and call: the result of a transaction that a model or a workflow has seen. It is durable.
+    booked: dict[tuple[str, str], str] = field(default_factory=dict)
     #: By fork: the last step that it has copied.
     forks: dict[str, int] = field(default_factory=dict)
 
@@ -105,7 +111,7 @@ class WorldLedger:
         """Record the end of a call, and return its result: a call that is repeated has another one."""
         self.note(f"{effect} has ended")
         self.finished[effect] += 1
-        return f"{effect.call_id} done, call {self.begun[effect]}"
+        return f"{effect.call_id} {_RESULTS.get(effect.kind, 'done')}, call {self.begun[effect]}"
 
     # -- workflows ----------------------------------------------------------------------------------------------
 
@@ -120,7 +126,17 @@ class WorldLedger:
         if known is not None and known != repr(value) and not self.has_zombies:
             self.problems.append(f"run {run_id}: the value of step {place} was {known}, and is {value!r} later")
         self.seen[run_id][place] = repr(value)
+        if self._see_booking(run_id, place, value):
+            self.durable_values[run_id] |= {**self.asked.pop((run_id, place), {}), place: repr(value)}
         self.results[run_id][place] = value
+
+    def _see_booking(self, run_id: str, place: str, value: Any) -> bool:
+        """Return whether this is the result of a transaction, and check that it is the one that was seen before."""
+        if not isinstance(value, str) or not value.startswith(f"{place} booked, call "):
+            return False
+        if (known := self.booked.setdefault((run_id, place), value)) != value:
+            self.problems.append(f"run {run_id}: transaction {place} was {known!r}, and is {value!r} later")
+        return True
 
     def _check_place(self, effect: ToolEffect) -> None:
         durable = self.durable_values[effect.run_id]
@@ -169,6 +185,8 @@ class WorldLedger:
         self.replies.add((run_id, replies))
         self.heard[run_id] = heard
         self.ever_heard[run_id].update(heard)
+        for call_id, value in results.items():
+            self._see_booking(run_id, call_id, value)
         self.results[run_id].update(results)
 
     def acknowledge(self, kind: str, run_id: str, what: Any = None) -> None:

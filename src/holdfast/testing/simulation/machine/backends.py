@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import apsw
 
@@ -21,6 +21,9 @@ from holdfast.testing.simulation.machine.process import SimulatedClock, Simulate
 from holdfast.testing.simulation.machine.scheduler import Scheduler
 from holdfast.testing.simulation.machine.store_link import SharedMemory, StoreLink, Weather, finish
 from holdfast.testing.simulation.plan import Fault, Plan
+
+#: A row of a user's table.
+Row = tuple[Any, ...]
 
 #: Seconds without a heartbeat after which a worker is dead.
 LEASE_S = 5.0
@@ -93,6 +96,10 @@ class MemoryBackend:
 
     def cut_power(self, fault: Fault) -> None:
         """Memory has no disk."""
+
+    def read_rows(self, query: str) -> list[Row]:
+        """Memory has no tables of a user."""
+        return []
 
 
 #: Where the files of simulated disks are: in memory, if the machine has such a place.
@@ -182,6 +189,16 @@ class SqliteBackend:
     def on_death(self, process: SimulatedProcess) -> None:
         """Close the connections, as the operating system does: their locks go, and nothing is written."""
         close_all(self._connections.pop(process, []))
+
+    def read_rows(self, query: str) -> list[Row]:
+        """Return what the user's tables hold. A table that no transaction has created is empty."""
+        connection = apsw.Connection(str(self._file), flags=apsw.SQLITE_OPEN_READONLY, vfs=self._disk.name)
+        try:
+            return list(connection.execute(query))
+        except apsw.SQLError:
+            return []
+        finally:
+            connection.close()
 
     def cut_power(self, fault: Fault) -> None:
         for connections in self._connections.values():

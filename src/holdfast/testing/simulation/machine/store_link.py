@@ -9,6 +9,7 @@ from typing import Any
 
 from holdfast.checkpoint.errors import StoreClosed, StoreUnavailable
 from holdfast.checkpoint.workers import WorkerIdentity
+from holdfast.core.ports import Transactions
 from holdfast.db.tables import Tables
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.simulation.machine.process import SimulatedProcess
@@ -58,6 +59,7 @@ class StoreLink:
     """A `RunStore`. Its process may die before a request was sent, after it was executed, or before the answer."""
 
     durable = True
+    transactions: Transactions = "none"
 
     def __init__(self, shared: SharedMemory, process: SimulatedProcess) -> None:
         self._shared, self._process = shared, process

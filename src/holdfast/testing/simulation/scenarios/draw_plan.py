@@ -7,6 +7,7 @@ from dataclasses import replace
 from holdfast.testing.simulation.plan import Action, Fault, FaultKind, Plan, PlannedRun, StoreKind
 from holdfast.testing.simulation.scenarios.draw_script import (
     DrawnRun,
+    ScriptRandom,
     draw_agent_run,
     draw_conversation,
     draw_workflow_run,
@@ -21,7 +22,7 @@ DISK_FAULTS: tuple[FaultKind, ...] = ("disk_error", "disk_kill", "disk_kill", "p
 _STORES: tuple[StoreKind, ...] = ("memory", "memory", "sqlite")
 
 #: What a run of a plan is.
-_DRAWS: tuple[Callable[[random.Random, str], DrawnRun], ...] = (
+_DRAWS: tuple[Callable[[ScriptRandom, str], DrawnRun], ...] = (
     draw_agent_run,
     draw_agent_run,
     draw_agent_run,
@@ -33,9 +34,10 @@ _DRAWS: tuple[Callable[[random.Random, str], DrawnRun], ...] = (
 
 def make_plan(seed: int, store: StoreKind | None = None) -> Plan:
     """Draw a plan from a seed."""
-    rng = random.Random(seed)
+    rng = ScriptRandom(seed)
     drawn: StoreKind = rng.choice(_STORES)
     kind = store or drawn
+    rng.use_store(kind)
     processes = rng.choice((1, 2, 2, 3))
     runs = [rng.choice(_DRAWS)(rng, f"r{number}") for number in range(rng.choice((1, 1, 2, 3, 4)))]
     actions = [action for run in runs for action in _draw_requests(rng, run)]

@@ -4,11 +4,21 @@ import random
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from holdfast.testing.simulation.plan import Action, PlannedRun
+from holdfast.testing.simulation.plan import Action, PlannedRun, StoreKind
 from holdfast.testing.simulation.scenarios.script_agent import Step, make_message, make_prompt
 from holdfast.testing.simulation.scenarios.script_workflow import Node, make_script
 
 _TOOLS = ("pure", "idempotent", "once", "once", "blocking", "approved", "deferred", "broken")
+
+
+class ScriptRandom(random.Random):
+    """Random numbers for the scripts of one plan."""
+
+    #: What else they call: only a store with transactions accepts it.
+    further_tools: tuple[str, ...] = ()
+
+    def use_store(self, store: StoreKind) -> None:
+        self.further_tools = ("book", "book", "book") if store == "sqlite" else ()
 
 
 class DrawnRun(NamedTuple):
@@ -20,7 +30,7 @@ class DrawnRun(NamedTuple):
     actions: Sequence[Action] = ()
 
 
-def draw_agent_run(rng: random.Random, run_id: str) -> DrawnRun:
+def draw_agent_run(rng: ScriptRandom, run_id: str) -> DrawnRun:
     """Draw a run of an agent, with or without phases."""
     script = draw_steps(rng, rng.choice((1, 2, 3, 5)))
     signals = [step[0][1]["name"] for step in script if step[0][0] == "wait_for"]
@@ -28,11 +38,11 @@ def draw_agent_run(rng: random.Random, run_id: str) -> DrawnRun:
     return DrawnRun(_make_run(rng, run_id, agent, make_prompt(script)), signals=signals)
 
 
-def draw_steps(rng: random.Random, count: int, depth: int = 0) -> list[Step]:
+def draw_steps(rng: ScriptRandom, count: int, depth: int = 0) -> list[Step]:
     return [_draw_step(rng, number, depth) for number in range(count)]
 
 
-def _draw_step(rng: random.Random, number: int, depth: int) -> Step:
+def _draw_step(rng: ScriptRandom, number: int, depth: int) -> Step:
     draw = rng.random()
     if draw < 0.1:
         return [("sleep", {"seconds": rng.choice((0, 1, 5))})]
@@ -42,17 +52,17 @@ def _draw_step(rng: random.Random, number: int, depth: int) -> Step:
         return [("child", {"steps": draw_steps(rng, rng.choice((1, 2)), depth + 1)})]
     if draw < 0.35:
         return [("ask_person", {"question": "which?"})]
-    return [(rng.choice(_TOOLS), {}) for _ in range(rng.choice((1, 1, 2, 3)))]
+    return [(rng.choice(_TOOLS + rng.further_tools), {}) for _ in range(rng.choice((1, 1, 2, 3)))]
 
 
-def _make_run(rng: random.Random, run_id: str, agent: str, prompt: str, *, may_fail: bool = False) -> PlannedRun:
+def _make_run(rng: ScriptRandom, run_id: str, agent: str, prompt: str, *, may_fail: bool = False) -> PlannedRun:
     return PlannedRun(run_id, agent, prompt, at=rng.random() * 2, waits=rng.random() < 0.3, may_fail=may_fail)
 
 
 # -- workflows ----------------------------------------------------------------------------------------------------
 
 
-def draw_workflow_run(rng: random.Random, run_id: str) -> DrawnRun:
+def draw_workflow_run(rng: ScriptRandom, run_id: str) -> DrawnRun:
     """Draw a run of a workflow."""
     tree = _Tree(rng)
     nodes = [tree.draw(2, top=True) for _ in range(rng.choice((1, 2, 3, 4)))]
@@ -69,7 +79,7 @@ _STEPS = ("pure", "idempotent", "once", "once", "blocking", "approved", "deferre
 class _Tree:
     """Draws the parts of one script, and numbers them."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: ScriptRandom) -> None:
         self._rng = rng
         self._count = 0
         self.signals: list[str] = []
@@ -98,7 +108,7 @@ class _Tree:
         if draw < 0.7:
             ends = rng.choice(("result", "result", "leave", "cancel", "detached"))
             return ["start", place, draw_steps(rng, 1, 1), ends]
-        name = rng.choice(_STEPS)
+        name = rng.choice(_STEPS + rng.further_tools)
         return ["tool", f"tr{self._count}" if top and name == "reserve" else place, name]
 
     def _draw_block(self, place: str, depth: int) -> Node:
@@ -116,14 +126,14 @@ class _Tree:
 # -- conversations ------------------------------------------------------------------------------------------------
 
 
-def draw_conversation(rng: random.Random, key: str) -> DrawnRun:
+def draw_conversation(rng: ScriptRandom, key: str) -> DrawnRun:
     """Draw a conversation: its first message begins it."""
     run_id, at = f"chat:talker:{key}", rng.random() * 2
     messages = [_draw_message(rng, run_id, f"{key}m{number}", at) for number in range(rng.choice((1, 2, 3, 5)))]
     return DrawnRun(PlannedRun(run_id, "talker", "", at, waits=False), actions=messages)
 
 
-def _draw_message(rng: random.Random, run_id: str, message_id: str, at: float) -> Action:
+def _draw_message(rng: ScriptRandom, run_id: str, message_id: str, at: float) -> Action:
     when = rng.choice(("queue", "queue", "steer", "interrupt", "reject"))
     text = make_message(message_id, draw_steps(rng, rng.choice((0, 1, 2)), 1))
     return Action("say", run_id, at + rng.random() * 8, message_id, text=text, when=when)

@@ -11,7 +11,7 @@ from holdfast.core.agents.tool import Tool, ToolSchema
 from holdfast.core.agents.tool_context import current_call
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import Message, Reply, System, ToolCall, ToolResult, Usage, User
-from holdfast.testing.simulation.scenarios.script_tools import AGENT_TOOLS, SCRIPTED
+from holdfast.testing.simulation.scenarios.script_tools import AGENT_TOOLS, BOOK, SCRIPTED
 
 #: A step: the tool calls of one reply, each a tool and its arguments.
 Step = list[tuple[str, dict[str, Any]]]
@@ -39,7 +39,8 @@ class ScriptedAgent:
         phases = [Phase(name=phase, instructions=phase) for phase in ("x", "y")] if self.name == "staged" else []
         answer = _talk if self.name == "talker" else _act
         model = functools.partial(_call_model, answer, info.run_id)
-        return Agent(name=self.name, model=model, tools=_TOOLS, phases=phases, retry=_RETRY)
+        tools = [*_TOOLS, BOOK] if SCRIPTED.get().has_transactions else _TOOLS
+        return Agent(name=self.name, model=model, tools=tools, phases=phases, retry=_RETRY)
 
 
 async def _call_model(answer: Any, run_id: str, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:

@@ -12,14 +12,16 @@ from holdfast.core.agents.tool_context import ToolContext, current_call
 from holdfast.core.agents.waiting_tools import ask_person, sleep, wait_for
 from holdfast.core.run.waiting import ApprovalRequest, Deferred
 from holdfast.testing.simulation.machine.process import SimulatedProcess
+from holdfast.testing.simulation.plan import Plan
 from holdfast.testing.simulation.world_ledger import ToolEffect, WorldLedger
 
 
 class ScriptedProcess:
     """What tools, models and workflows of one simulated process do to the ledger."""
 
-    def __init__(self, process: SimulatedProcess, ledger: WorldLedger, tokens: dict[str, str], slowness: float) -> None:
-        self.process, self.ledger, self.tokens, self.slowness = process, ledger, tokens, slowness
+    def __init__(self, process: SimulatedProcess, ledger: WorldLedger, tokens: dict[str, str], plan: Plan) -> None:
+        self.process, self.ledger, self.tokens, self.slowness = process, ledger, tokens, plan.slowness
+        self.has_transactions = plan.store == "sqlite"
         self.random = process.make_random()
 
     async def wait(self) -> None:
@@ -55,6 +57,9 @@ class ScriptedProcess:
             await self.wait()
         return self.finish(effect)
 
+
+#: The table of the user in the database of the store: the run, the call, and how often that had begun.
+CREATE_BOOKINGS = "CREATE TABLE IF NOT EXISTS bookings (run_id TEXT, place TEXT, number INTEGER)"
 
 #: The process that calls a tool.
 SCRIPTED: ContextVar[ScriptedProcess] = ContextVar("simulated_script")
@@ -108,6 +113,21 @@ async def reserve(place: str = "") -> str:
     return await SCRIPTED.get().act("once", place)
 
 
+def book(connection: Any, place: str = "") -> str:
+    """Write a row to the database of the store. A call in ten fails after that."""
+    scripted = SCRIPTED.get()
+    effect = scripted.begin("transaction", place)
+    draw = scripted.random.random
+    connection.execute(CREATE_BOOKINGS)
+    row = (effect.run_id, effect.call_id, scripted.ledger.begun[effect])
+    connection.execute("INSERT INTO bookings VALUES (?, ?, ?)", row)
+    if draw() < 0.4:
+        scripted.process.threads.sleep(draw() ** 4 * min(scripted.slowness, 2.0))
+    if draw() < 0.1:
+        raise ValueError("the booking is refused")
+    return scripted.finish(effect)
+
+
 async def release(call: ToolContext, value: Any) -> None:
     """Undo a call of `reserve`."""
     scripted = SCRIPTED.get()
@@ -124,8 +144,11 @@ APPROVED = Tool(approved, approval=ApprovalRequest(expires_in=timedelta(seconds=
 DEFERRED = Tool(deferred)
 BROKEN = Tool(broken, effect="pure")
 RESERVE = Tool(reserve, undo=release)
+#: Stores in memory refuse an agent that has it.
+BOOK = Tool(book, effect="transaction", timeout=timedelta(seconds=1))
 
 #: The tools of an agent, without the one that runs a child.
 AGENT_TOOLS = (PURE, IDEMPOTENT, ONCE, BLOCKING, APPROVED, DEFERRED, BROKEN, sleep, wait_for, ask_person)
+_CALLED = (PURE, IDEMPOTENT, ONCE, BLOCKING, APPROVED, DEFERRED, BROKEN, RESERVE, BOOK)
 #: The tools of a workflow, by name.
-WORKFLOW_TOOLS = {tool.name: tool for tool in (PURE, IDEMPOTENT, ONCE, BLOCKING, APPROVED, DEFERRED, BROKEN, RESERVE)}
+WORKFLOW_TOOLS = {tool.name: tool for tool in _CALLED}

@@ -81,7 +81,7 @@ class _Life:
         except (StepDenied, StepTimeout) as exc:
             return type(exc).__name__
         except StepFailed as exc:
-            if name == "broken" or UNKNOWN_OUTCOME in exc.message:
+            if name in ("broken", "book") or UNKNOWN_OUTCOME in exc.message:
                 return exc.message
             raise
 

@@ -93,7 +93,7 @@ class World:
         process = SimulatedProcess(name, self._surroundings, timedelta(seconds=skew))
         process.on_death.append(self._dead.append)
         if self._app_factory is None:
-            process.bind(SCRIPTED, ScriptedProcess(process, self.ledger, self.tokens, self.plan.slowness))
+            process.bind(SCRIPTED, ScriptedProcess(process, self.ledger, self.tokens, self.plan))
         return process
 
     def spawn(self, slot: int) -> SimulatedProcess:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.app import App
 from holdfast.testing.simulation.machine.process import SimulatedProcess
 from holdfast.testing.simulation.scenarios.script_agent import USAGE
+from holdfast.testing.simulation.world.booking_checks import BookingChecks
 from holdfast.testing.simulation.world.scenario_checks import CHAT, ConversationChecks, check_undo
 
 if TYPE_CHECKING:
@@ -109,6 +110,8 @@ class WorldAudit:
             self._check_run(run_id)
         await self._check_watchers(app)
         await self._conversations.check(app, self.statuses)
+        if self._world.plan.store == "sqlite":
+            await BookingChecks(self._world, self.statuses).check(app)
 
     async def _sleep(self, process: SimulatedProcess, seconds: float) -> None:
         await process.clock.sleep(timedelta(seconds=seconds))
