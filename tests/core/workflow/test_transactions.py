@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,16 @@ from tests.store_kinds import STORES
 
 from holdfast import Agent, App, Reply, Retry, RunWaiting, ToolCall, tool, wait_for
 from holdfast.adapters.tool_policies import check_policies, find_policy
+from holdfast.checkpoint.errors import StoreUnavailable
+from holdfast.checkpoint.journal import Append
+from holdfast.checkpoint.store import RunStore
+from holdfast.checkpoint.workers import Claim
+from holdfast.concurrency import shielded
 from holdfast.core.agents.tool import ToolPolicy
 from holdfast.core.errors import DefinitionError, RunFailed, RunParked
 from holdfast.stores.from_url import store_from_url
+from holdfast.stores.sqlite import SqliteStore
+from holdfast.stores.wrapper import StoreWrapper
 from holdfast.testing.store_processes.store_under_test import add_worker
 from holdfast.workflows import StepFailed, call, workflow
 
@@ -257,6 +265,44 @@ async def test_a_timeout_or_a_cancel_leaves_nothing(durable_store_url: str) -> N
         assert (await app.run(book_once, "4a")).output <= 2
     names = {name for (name,) in read_table(durable_store_url, "select name from booked")}
     assert "late" not in names
+
+
+class FailingCommit(StoreWrapper):
+    """A store whose first transaction fails at its commit, when the test says so."""
+
+    def __init__(self, store: RunStore) -> None:
+        super().__init__(store)
+        self.is_committing, self.may_fail = asyncio.Event(), asyncio.Event()
+
+    async def transact(self, claim: Claim, function: Callable[[Any], Any], make_write: Callable[[Any], Append]) -> Any:
+        make_write(function(None))
+        self.is_committing.set()
+        await shielded(self.may_fail.wait(), suppress_cancel=True)
+        raise StoreUnavailable("the commit has failed")
+
+
+async def test_a_call_that_is_cancelled_during_a_commit_that_fails_has_no_result(tmp_path: Path) -> None:
+    store = FailingCommit(SqliteStore(tmp_path / "runs.db"))
+
+    @tool(effect="transaction")
+    def count_seats(connection: Any = None) -> int:
+        return 7
+
+    @workflow
+    async def flow() -> str:
+        counting = asyncio.ensure_future(count_seats())
+        await store.is_committing.wait()
+        counting.cancel()
+        for _ in range(20):  # turns of the event loop, until the call has seen its cancel
+            await asyncio.sleep(0)
+        store.may_fail.set()
+        try:
+            return f"counted {await counting}"
+        except asyncio.CancelledError:
+            return "cancelled"
+
+    async with App([flow], store) as app:
+        assert (await app.run(flow)).output == "cancelled"
 
 
 async def test_a_lost_connection_interrupts_the_run_and_the_call_is_repeated() -> None:

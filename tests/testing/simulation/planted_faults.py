@@ -151,6 +151,9 @@ FAULTS: dict[str, PlantedFault] = {
         f"value = self._call(transaction); {_COMMIT}\n        _check_write(self._claim, (), transaction)",
         "sqlite",
     ),
+    "transactions: a cancel does not wait for the commit": PlantedFault(
+        Writer.transact, "if not user.is_committing:", "if True:", "sqlite", 200
+    ),
     "memory: the concurrency limit is ignored": PlantedFault(
         MemoryStore.claim_next, "queues, slots,", "queues, type(slots)({}, ()),", "memory", 200
     ),

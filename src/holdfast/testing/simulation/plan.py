@@ -69,6 +69,8 @@ class Plan:
     slowness: float = 2.0
     #: Seconds by which the clock of each process is ahead.
     skews: tuple[float, ...] = field(default=())
+    #: Seconds that a write or a sync of the disk takes at most.
+    disk_delay: float = 0.0
     #: The most runs that execute at once, of those that are limited. Zero: all.
     limit: int = 0
     #: Tokens that all runs together may use. Zero: any number.

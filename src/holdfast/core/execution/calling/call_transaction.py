@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.concurrency import shielded
 from holdfast.core.agents.calls import CallRequest
 from holdfast.core.agents.tool import CONNECTION
 from holdfast.core.agents.tool_context import ToolContext
@@ -30,6 +31,8 @@ class CallTransaction:
         self.result: Any = None
         #: The current try. `None`: the call has ended, and a function that still works in its thread commits nothing.
         self._try: object | None = None
+        #: Done when the commit of the result has ended, well or not. `None`: no commit is in progress.
+        self._committed: asyncio.Future[None] | None = None
 
     def add_to(self, context: ToolContext) -> ToolContext:
         """Return the context of the call with its transaction. It starts no child runs, which would outlive it."""
@@ -40,6 +43,8 @@ class CallTransaction:
         try:
             result = await self._request.execute()
         except (Exception, asyncio.CancelledError):
+            if self._committed is not None:  # the commit in progress decides
+                await shielded(self._committed, suppress_cancel=True)
             if self.result is None:
                 raise
             return self.result
@@ -64,6 +69,9 @@ class CallTransaction:
         finally:
             if self._try is current:
                 self._try = None
+            if self._committed is not None:
+                self._committed.set_result(None)
+                self._committed = None
 
     def _add_result(self, current: object, started_at: float, value: Any) -> Callable[[], None]:
         """Put the result into the state, and return a function that removes it."""
@@ -73,6 +81,7 @@ class CallTransaction:
         calls, step_end = state.calls, state.step_end
         self._record(self._request, result, None, ONE_TOOL_CALL, started_at)
         self.result = result
+        self._committed = asyncio.get_running_loop().create_future()
         return partial(self._remove_result, calls, step_end)
 
     def _remove_result(self, calls: StepCalls, step_end: StepEnd) -> None:

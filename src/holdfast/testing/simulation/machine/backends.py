@@ -125,7 +125,7 @@ class SqliteBackend:
         self._connections: dict[SimulatedProcess, list[apsw.Connection]] = {}
         #: Disk calls until the next fault, and its kind.
         self._planned: list[tuple[int, DiskFault]] = []
-        self._slowness = 0.0
+        self._slowness = plan.disk_delay
 
     def __enter__(self) -> Self:
         apsw.connection_hooks.append(self._on_connect)
@@ -173,8 +173,6 @@ class SqliteBackend:
             kinds: tuple[DiskFault, ...] = ("io_error", "full", "short_write")
             kind = self._random.choice(kinds)
             self._planned += [(calls, kind), *([(0, kind)] * self._random.choice((0, 0, 3, 20)))]
-        elif fault.kind == "slow_store":
-            self._slowness = fault.amount * 2
 
     def heal(self) -> None:
         self._planned.clear()

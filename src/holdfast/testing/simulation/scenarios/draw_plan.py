@@ -42,7 +42,8 @@ def make_plan(seed: int, store: StoreKind | None = None) -> Plan:
     runs = [rng.choice(_DRAWS)(rng, f"r{number}") for number in range(rng.choice((1, 1, 2, 3, 4)))]
     actions = [action for run in runs for action in _draw_requests(rng, run)]
     plan = _make_plan(rng, seed, kind, [each.run for each in runs], actions, processes)
-    return _draw_rules(rng, plan)
+    plan = _draw_rules(rng, plan)
+    return replace(plan, disk_delay=rng.choice((0.0, 0.0, 0.0, 0.2))) if kind == "sqlite" else plan
 
 
 def _draw_rules(rng: random.Random, plan: Plan) -> Plan:
