@@ -13,7 +13,6 @@ THOROUGH = "HOLDFAST_TEST_THOROUGH" in os.environ
 CONCURRENCY = None if THOROUGH else 1
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["trip", "everything", "phased", "parent", "compacting"])
 def test_an_agent_that_is_killed_anywhere_goes_on(name: str) -> None:
     report = crash_everywhere(
@@ -23,7 +22,6 @@ def test_an_agent_that_is_killed_anywhere_goes_on(name: str) -> None:
     assert len(report.points) >= 12
 
 
-@pytest.mark.timeout(600)
 def test_an_agent_that_is_killed_again_and_again_goes_on() -> None:
     crash_everywhere(
         "tests.adapters.crash_agents:trip",
@@ -34,7 +32,6 @@ def test_an_agent_that_is_killed_again_and_again_goes_on() -> None:
     )
 
 
-@pytest.mark.timeout(600)
 def test_an_agent_goes_on_whatever_the_store() -> None:
     """The other tests run on SQLite."""
     crash_everywhere(

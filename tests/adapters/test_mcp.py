@@ -19,8 +19,6 @@ from holdfast.checkpoint.store import RunStore, iter_runs
 from holdfast.core.execution.calling.tool_calls import UNKNOWN_OUTCOME
 
 #: Each test starts several processes that import pydantic-ai and the MCP library.
-pytestmark = pytest.mark.timeout(300)
-
 #: Calls of the batch that have taken effect, and whose answers never come.
 HELD = ["look Bonn", "reserve Bonn", "pay Bonn", "ship Bonn"]
 #: Calls of the batch that are answered.

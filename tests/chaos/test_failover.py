@@ -112,7 +112,6 @@ def _is_in_the_middle(ledger: list[Effect]) -> bool:
     return gated >= set(GATED_RUNS) and len(ledger) >= RUNS
 
 
-@pytest.mark.timeout(300)
 async def test_workers_finish_their_runs_on_the_standby_without_a_restart(pair: Pair, tmp_path: Path) -> None:
     await asyncio.to_thread(pair.make_synchronous)
     with open_fleet(pair.url, tmp_path) as workers:
@@ -133,7 +132,6 @@ async def test_workers_finish_their_runs_on_the_standby_without_a_restart(pair: 
         assert workers.terminate() == [0] * WORKERS, workers.read_logs()
 
 
-@pytest.mark.timeout(300)
 async def test_a_primary_that_lost_its_standby_acknowledges_nothing(pair: Pair) -> None:
     await asyncio.to_thread(pair.make_synchronous)
     async with open_store(pair.url) as store, fail_after_timeout():
@@ -150,7 +148,6 @@ async def test_a_primary_that_lost_its_standby_acknowledges_nothing(pair: Pair) 
         assert await load_bodies(store, "during") == await load_bodies(store, "before") == [b"begin"]
 
 
-@pytest.mark.timeout(300)
 async def test_an_asynchronous_standby_lacks_what_was_acknowledged(pair: Pair) -> None:
     """So the tests above can fail."""
     async with open_store(pair.url) as store, fail_after_timeout():
@@ -166,7 +163,6 @@ async def test_an_asynchronous_standby_lacks_what_was_acknowledged(pair: Pair) -
             await store.load("during")
 
 
-@pytest.mark.timeout(300)
 async def test_a_store_that_is_opened_during_a_failover_waits_for_its_end(pair: Pair) -> None:
     async with open_store(pair.url) as store:
         await store.create(make_run("before"))
@@ -183,7 +179,6 @@ async def test_a_store_that_is_opened_during_a_failover_waits_for_its_end(pair: 
         await late.close()
 
 
-@pytest.mark.timeout(300)
 async def test_a_battery_does_not_ask_the_new_primary_for_a_transaction_of_the_old_one(pair: Pair) -> None:
     tables = PostgresTables(pair.url)
     await tables.open(SCHEDULE)

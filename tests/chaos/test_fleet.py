@@ -135,14 +135,14 @@ def _check(workers: Fleet, outcome: Outcome) -> None:
     assert workers.terminate() == [0] * workers.size, workers.read_logs()
 
 
-@pytest.mark.timeout(1200 if LONG else 300)
+@pytest.mark.timeout(1200 if LONG else 600)
 @pytest.mark.parametrize("url", ["sqlite:{}/runs.db"])
 async def test_a_fleet_on_one_host_survives(url: str, tmp_path: Path, record_property: RecordProperty) -> None:
     with fleet(url.format(tmp_path), tmp_path) as workers:
         _check(workers, await _run_chaos(workers, None, record_property))
 
 
-@pytest.mark.timeout(1200 if LONG else 300)
+@pytest.mark.timeout(1200 if LONG else 600)
 async def test_a_fleet_on_postgres_survives_restarts_of_the_server_too(
     tmp_path: Path, record_property: RecordProperty
 ) -> None:

@@ -36,7 +36,7 @@ def wait_for_lines(folder: Path, count: int) -> None:
         time.sleep(0.005)
 
 
-@pytest.mark.timeout(3600 if LONG else 120)
+@pytest.mark.timeout(3600 if LONG else 600)
 async def test_a_limit_is_never_exceeded_while_workers_are_killed(
     durable_store_url: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:

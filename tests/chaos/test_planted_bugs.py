@@ -67,7 +67,6 @@ async def _kill_busy_worker(workers: Fleet) -> list[str]:
     return list(find_faults(outcome.outputs, workers.ledger.read(), submitted))
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("bug", ["unfenced", ""])
 async def test_a_store_that_does_not_fence(bug: str, tmp_path: Path) -> None:
     with fleet(f"sqlite:{tmp_path}/runs.db", tmp_path, seconds=0.6, bug=bug) as workers:
@@ -78,7 +77,6 @@ async def test_a_store_that_does_not_fence(bug: str, tmp_path: Path) -> None:
     assert any("happened 2 times" in fault for fault in found) == bool(bug), found
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("bug", ["unawaited", ""])
 async def test_a_checkpointer_that_does_not_await_the_intent(bug: str, tmp_path: Path) -> None:
     with fleet(f"sqlite:{tmp_path}/runs.db", tmp_path, seconds=0.6, bug=bug) as workers:

@@ -70,7 +70,7 @@ async def run_chaos(workers: Fleet, record_property: RecordProperty) -> None:
     assert workers.kills > 0
 
 
-@pytest.mark.timeout(1200 if LONG else 300)
+@pytest.mark.timeout(1200 if LONG else 600)
 async def test_each_signal_is_applied_once_by_a_fleet_whose_workers_are_killed(
     durable_store_url: str, tmp_path: Path, record_property: RecordProperty
 ) -> None:

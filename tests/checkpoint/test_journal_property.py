@@ -271,7 +271,7 @@ async def _run_ids(store: MemoryStore) -> list[str]:
     return [record.run_id async for record in iter_runs(store)]
 
 
-TestJournal = pytest.mark.timeout(900 if LONG else 120)(Journal.TestCase)
+TestJournal = pytest.mark.timeout(900 if LONG else 600)(Journal.TestCase)
 TestJournal.settings = settings(
     max_examples=2000 if LONG else 80,
     stateful_step_count=60,

@@ -56,7 +56,6 @@ def _run_red_tests(report: Path) -> None:
     assert done.returncode == pytest.ExitCode.TESTS_FAILED, done.stdout + done.stderr
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("store", RED)
 def test_the_suite_goes_red_for_a_store_that(store: str, outcomes: Outcomes) -> None:
     assert {test for test in RED[store] if "failure" not in outcomes[store, test]} == set()

@@ -15,8 +15,6 @@ from holdfast.core.run.status import RunStatus
 from holdfast.errors import RunCancelled
 from holdfast.workflows import StartedRun, StepFailed, Workflow, background_tools, start, wait_for, workflow
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @workflow
 async def wait_long(name: str) -> str:

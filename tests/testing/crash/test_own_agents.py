@@ -29,7 +29,6 @@ CONCURRENCY = None if EVERYTHING else 1
 PAIRS = ALL_PAIRS if EVERYTHING else list(zip(NAMES, itertools.cycle(STORES), strict=False))
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "trial_store"), ALL_PAIRS, indirect=["trial_store"])
 def test_it_resumes_after_a_crash_anywhere(
     name: str, trial_store: TrialStore, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
@@ -57,7 +56,6 @@ def test_it_resumes_after_a_crash_anywhere(
         assert all(any(point.startswith(kind) for point in report.points) for kind in kinds)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "trial_store"), PAIRS, indirect=["trial_store"])
 def test_it_resumes_after_several_crashes(
     name: str, trial_store: TrialStore, record_property: Callable[[str, object], None]
@@ -76,7 +74,6 @@ def test_it_resumes_after_several_crashes(
     assert report.crashes >= len(report.trials)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "trial_store"), PAIRS, indirect=["trial_store"])
 def test_it_resumes_with_throttled_saves(
     name: str, trial_store: TrialStore, record_property: Callable[[str, object], None]
