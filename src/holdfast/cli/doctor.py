@@ -16,8 +16,8 @@ from holdfast.checkpoint.store import RunStore, SupportsHealthCheck, iter_runs
 from holdfast.cli.output import format_error
 from holdfast.core.agents.agent import Agent, AgentSource
 from holdfast.core.agents.calls import Effect
-from holdfast.core.execution.lifecycle import describe_unknown_phases
-from holdfast.core.execution.native_loop import get_loop
+from holdfast.core.execution.native_loop import NATIVE_LOOP, get_loop
+from holdfast.core.execution.pipeline import build_agent, describe_unknown_phases
 from holdfast.core.loop import PendingCall
 from holdfast.root_error import HoldfastError
 from holdfast.runtime.reading import formatting
@@ -55,14 +55,15 @@ async def run_preflight(stored: StoredRun, source: AgentSource) -> PreflightResu
         Exception: the agent's source raised it.
     """
     checkpoint = decode_run(stored, get_loop(source).codec)
-    agent = await source.build(checkpoint.info)
+    agent = await build_agent(source, checkpoint.info)
     if unknown := describe_unknown_phases(agent, checkpoint.state):
         return PreflightResult(problem=f"it would stay interrupted: it has {unknown}")
     pending = _list_pending_calls(agent, checkpoint)
-    if agent.loop is not None:
+    phase = next(iter(agent.phases[len(checkpoint.state.phases) :]), None)
+    if get_loop(agent if phase is None or phase.agent is None else phase.agent) is not NATIVE_LOOP:
         return PreflightResult(in_doubt=[f"{call.tool} {call.call_id}" for call in pending])
-    finished = len(checkpoint.state.phases)
-    tools = agent.profile(agent.phases[finished] if finished < len(agent.phases) else None).tools
+    profile = agent.profile(phase)
+    tools = profile.tools
     missing = sorted({call.tool for call in pending} - set(tools))
     in_doubt = [
         f"{call.tool} {call.call_id}"
@@ -70,8 +71,8 @@ async def run_preflight(stored: StoredRun, source: AgentSource) -> PreflightResu
         if call.tool in tools and tools[call.tool].effect is Effect.ONCE
     ]
     problem = ""
-    if missing and agent.missing_tools != "report":
-        status = "stay interrupted" if agent.missing_tools == "defer" else "be parked"
+    if missing and profile.missing_tools != "report":
+        status = "stay interrupted" if profile.missing_tools == "defer" else "be parked"
         problem = f"it would {status}: it calls {missing}, which the agent lacks"
     return PreflightResult(problem=problem, in_doubt=in_doubt)
 

@@ -35,7 +35,6 @@ from holdfast.core.ports import Leave, Resumption
 from holdfast.core.run.result import Result
 from holdfast.core.run.status import AttemptEnd
 from holdfast.core.run.waiting import RunWaiting
-from holdfast.core.workflow.workflow_loop import WORKFLOW_LOOP_NAME
 from holdfast.runtime.agent_registry import find_agent
 from holdfast.runtime.changes import POLL_INTERVAL
 from holdfast.runtime.operations.outcomes import wait_for_result
@@ -371,8 +370,7 @@ class Worker:
             self._executor.metrics.get(agent.name).strikes += 1
         is_outlived = not manual and await has_outlived_parent(self._store, stored.record)
         is_cancelled = is_outlived or (stored.record.cancel_requested and not manual)
-        undoes = resumption.state.undo_on_cancel and get_loop(agent).name == WORKFLOW_LOOP_NAME
-        if is_cancelled and not undoes:
+        if is_cancelled and not resumption.state.undo_on_cancel:
             await resumption.checkpointer.fail(RunCancelled(f"run {claim.run_id} was cancelled before it was resumed"))
             raise RunLost(f"run {claim.run_id} was cancelled before it was resumed")
         if claim.strikes > MAX_STRIKES and not manual and not await self._children_made_progress(claim.run_id):

@@ -1,4 +1,5 @@
-"""Workflows that are killed at every point: while they undo, in sagas, branches, races, restarts, and with children.
+"""Workflows that are killed at every point: while they undo, in sagas, branches, races, restarts, with children, and
+in the phases of an agent.
 
 `python -m tests.core.workflow.kill_scenarios URL_TEMPLATE FOLDER STRIDE SCENARIO` prints the trials of `kill_trials`.
 The ledger has a line for each payment, and one for each undo with the key by which a service ignores a repetition.
@@ -8,6 +9,7 @@ import asyncio
 import json
 import re
 import sys
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,13 +18,15 @@ from tests.core.workflow import kill_trials
 from tests.core.workflow.kill_started_runs import CreatingStore
 from tests.core.workflow.kill_trials import POINTS
 
-from holdfast import NOT_EXECUTED, App, Completed, tool
+from holdfast import NOT_EXECUTED, Agent, App, Completed, Phase, Reply, ToolCall, ToolResult, tool
+from holdfast.core.agents.agent import AgentSource
 from holdfast.core.agents.calls import Reconciliation
+from holdfast.core.agents.tool import ToolSchema
 from holdfast.core.agents.tool_context import ToolContext
 from holdfast.core.run.status import RunStatus
 from holdfast.errors import RunCancelled, RunFailed
 from holdfast.stores.from_url import store_from_url
-from holdfast.workflows import Restart, StepFailed, Workflow, first, run_agent, saga, sleep, start, wait_for, workflow
+from holdfast.workflows import Restart, StepFailed, first, run_agent, saga, sleep, start, wait_for, workflow
 
 
 async def find_payment(call: ToolContext) -> Completed | Reconciliation:
@@ -171,7 +175,47 @@ async def children() -> list[str]:
     return [*output, waiting.run_id, own.run_id]
 
 
-FLOWS: list[Workflow[Any]] = [
+async def pay_by_model(messages: Sequence[Any], tools: Sequence[ToolSchema]) -> Reply:
+    """Pays what its prompt names, and says what it was told."""
+    if not isinstance(messages[-1], ToolResult):
+        prompt = messages[-1].text
+        POINTS.reach()
+        return Reply(
+            tool_calls=[ToolCall(id=f"call {name}", name="pay", arguments={"name": name}) for name in prompt.split()]
+        )
+    POINTS.reach()
+    return Reply(text=messages[-1].content)
+
+
+@workflow
+async def book(plan: str) -> dict[str, Any]:
+    receipts = await asyncio.gather(pay("c"), pay("d"))
+    await sleep(0.01)
+    return {"plan": plan, "receipts": receipts}
+
+
+@workflow
+async def close(book: dict[str, Any], fails: bool) -> list[str]:
+    closed = await pay("f")
+    if fails:
+        raise ValueError("no")
+    return [book["plan"], *book["receipts"], closed]
+
+
+phases = Agent(
+    name="phases",
+    model=pay_by_model,
+    tools=[pay],
+    phases=[
+        Phase(name="plan", prompt="a b"),
+        Phase(name="book", agent=book),
+        Phase(name="check", prompt="e"),
+        Phase(name="close", agent=close),
+    ],
+)
+
+
+FLOWS: list[AgentSource] = [
     undo,
     in_saga,
     doubt,
@@ -183,14 +227,15 @@ FLOWS: list[Workflow[Any]] = [
     pay_and_wait,
     pay_and_fail,
     pay_and_return,
+    phases,
 ]
 
 
 async def run(url: str, report: Path, run_id: str) -> None:
-    name = sys.argv[4]
-    inputs = {"number": 1} if name == "lives" else {}
+    name, _, variant = sys.argv[4].partition("-")
+    known: dict[str, dict[str, Any]] = {"lives": {"number": 1}, "phases": {"fails": variant == "fail"}}
     async with asyncio.timeout(60), App(FLOWS, CreatingStore(store_from_url(url))) as app:
-        await app.submit(name, inputs=inputs, run_id=run_id)
+        await app.submit(name, inputs=known.get(name, {}), run_id=run_id)
         end = await finish(app, run_id, cancels=name == "cancelled")
         if name == "children":
             *_, waiting, own = end["output"]

@@ -47,6 +47,12 @@ EXPECTED = {
         [("waiting", "own", "run", "failed", "started")],
         [("failed", "waiting")],
     ),
+    "phases": Expected(
+        {"end": "done", "output": ["receipt b", "receipt c", "receipt d", "receipt f"]},
+        [("a", "b"), ("c", "d"), "e", "f"],
+        [],
+    ),
+    "phases-fail": Expected({"end": "failed"}, [("a", "b"), ("c", "d"), "e", "f"], ["f"]),
 }
 
 

@@ -14,8 +14,8 @@ from holdfast.core.agents.retry import Retry
 from holdfast.core.agents.tool import Tool, ToolSchema
 from holdfast.core.agents.tool_context import CURRENT_REPLY
 from holdfast.core.errors import DefinitionError, UnknownTool
-from holdfast.core.run.info import RunInfo
-from holdfast.core.run.messages import Message, Reply
+from holdfast.core.run.info import AgentDetails, RunInfo
+from holdfast.core.run.messages import NATIVE_CODEC, Message, Reply
 from holdfast.core.run.result import OutputT_co
 from holdfast.core.run.state import PhaseOutput
 from holdfast.core.validation import check_callable, check_choice, check_count, check_duration, check_text, check_type
@@ -59,7 +59,7 @@ PhasePrompt = Callable[[RunInfo, Sequence[PhaseOutput]], str | list[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """A named stage of a pipeline: a conversation of its own whose output later phases can use.
+    """A named stage of a pipeline: a conversation of its own, or a workflow, whose output later phases can use.
 
     Fields that are `None` are taken from the agent.
     """
@@ -73,6 +73,9 @@ class Phase:
     model: Model | None = None
     #: For this phase alone. The agent's bounds hold for the whole run too.
     bounds: Bounds | None = None
+    #: A workflow, or another agent, that executes this phase with a model, instructions, tools and bounds of its own.
+    #: The steps of such a phase do not count towards `max_steps` of the agent.
+    agent: "AgentSource | None" = None
 
     def __post_init__(self) -> None:
         check_text("the name of a phase", self.name)
@@ -80,13 +83,23 @@ class Phase:
             check_callable(f"the prompt of phase {self.name}", self.prompt)
         if self.bounds is not None:
             check_type(f"bounds of phase {self.name}", self.bounds, Bounds)
+        if self.agent is not None:
+            self._check_agent(self.agent)
+
+    def _check_agent(self, agent: "AgentSource") -> None:
+        check_type(f"the agent of phase {self.name}", agent, AgentSource, "an agent or a workflow")
+        given = [name for name in ("model", "instructions", "tools") if getattr(self, name) is not None]
+        if given:
+            raise DefinitionError(f"phase {self.name}: give {', '.join(given)} to its agent {agent.name}")
+        if isinstance(agent, Agent) and agent.phases:
+            raise DefinitionError(f"phase {self.name}: its agent {agent.name} has phases of its own")
 
     def render(self, info: RunInfo, finished: Sequence[PhaseOutput]) -> str | list[Any]:
         """Return the phase's own prompt: text, or a list of content parts if the run's prompt has some."""
         if callable(self.prompt):
             return self.prompt(info, finished)
         values = {name: _to_text(value) for name, value in info.inputs.items()}
-        values |= {phase.name: phase.output for phase in finished}
+        values |= {phase.name: _to_text(phase.output) for phase in finished}
         if isinstance(info.prompt, str):
             return Template(self.prompt).safe_substitute({**values, "prompt": info.prompt})
         # The parts take the place of `$prompt`, which no other text equals.
@@ -133,7 +146,8 @@ class Agent(Generic[OutputT_co]):
         object.__setattr__(self, "tools", tuple(_to_tool(each) for each in self.tools))
         object.__setattr__(self, "phases", tuple(self.phases))
         index_tools(self.tools)
-        for profile in [self.profile(phase) for phase in self.phases] or [self.profile()]:
+        own_phases = [phase for phase in self.phases if phase.agent is None]
+        for profile in [self.profile(phase) for phase in own_phases] if self.phases else [self.profile()]:
             if profile.model is None and self.loop is None:
                 raise DefinitionError(f"agent {self.name}: no model; give it one, or one to each of its phases")
 
@@ -145,6 +159,7 @@ class Agent(Generic[OutputT_co]):
         check_type(f"{label} phases", self.phases, Iterable, "a list of Phase")
         for phase in self.phases:
             check_type(f"{label} a phase", phase, Phase)
+            self._check_phase_agent(phase)
         check_type(f"{label} bounds", self.bounds, Bounds)
         check_choice(f"{label} missing_tools", self.missing_tools, get_args(MissingTools))
         for name in ("model", "compact"):
@@ -152,6 +167,15 @@ class Agent(Generic[OutputT_co]):
                 check_callable(f"{label} {name}", getattr(self, name))
         if self.model is not None and not _takes_two_arguments(self.model):
             raise DefinitionError(f"{label} its model takes other arguments: write `async def model(messages, tools)`")
+
+    def _check_phase_agent(self, phase: Phase) -> None:
+        for source in () if phase.agent is None else (self, phase.agent):
+            loop = AgentDetails.from_source(source).loop
+            if loop is not None and loop.codec is not NATIVE_CODEC:
+                raise DefinitionError(
+                    f"agent {self.name}: {source.name} is of another framework, whose messages differ, and phase "
+                    f"{phase.name} has an agent of its own: call {source.name} in a workflow, with run_agent()"
+                )
 
     async def build(self, info: RunInfo) -> "Agent[OutputT_co]":
         """Return itself: an agent is its own source."""
@@ -170,6 +194,9 @@ class Agent(Generic[OutputT_co]):
         )
         if phase is None:
             return own
+        if isinstance(phase.agent, Agent):
+            bounds = phase.bounds or phase.agent.bounds
+            return replace(phase.agent.profile(), bounds=bounds, phase_bounds=bounds)
         return Profile(
             instructions=own.instructions if phase.instructions is None else phase.instructions,
             model=phase.model or own.model,

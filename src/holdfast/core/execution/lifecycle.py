@@ -1,16 +1,14 @@
 """The life cycle of a run: open its checkpoint and ports, execute its phases, finalize its checkpoint."""
 
 import asyncio
-import functools
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from datetime import timedelta
 from typing import Any
 
 import msgspec
 
 from holdfast.clock import Timer
-from holdfast.core.agents.agent import Agent, AgentSource, Bounds, Phase, Profile
-from holdfast.core.agents.tool import Tool
+from holdfast.core.agents.agent import Agent, AgentSource
 from holdfast.core.errors import (
     DefinitionError,
     MissingDefinition,
@@ -19,23 +17,21 @@ from holdfast.core.errors import (
     RunError,
     RunInterrupted,
     RunParked,
-    RuntimeExceeded,
     Shutdown,
     convert_process_exit,
 )
 from holdfast.core.execution.attempt import Attempt, log
 from holdfast.core.execution.calling.waits import Waits
-from holdfast.core.execution.step import StepContext, take_messages
+from holdfast.core.execution.pipeline import Pipeline, build_agent, stop_later
 from holdfast.core.execution.turn_cycle import end_turn, ends_turn, open_turn
-from holdfast.core.loop import Loop
 from holdfast.core.observer import AttemptEnded, AttemptEnding, AttemptStarted, CallAnswered
 from holdfast.core.ports import Leave
-from holdfast.core.run.mail import BUDGET_TOPIC, Mail, MailArrived
+from holdfast.core.run.mail import BUDGET_TOPIC, MailArrived
 from holdfast.core.run.result import Result
-from holdfast.core.run.run_events import PhaseStarted, StatusChanged
+from holdfast.core.run.run_events import StatusChanged
 from holdfast.core.run.state import RunState
 from holdfast.core.run.status import AttemptEnd
-from holdfast.core.run.turns import INTERRUPT_TOPIC, ConversationIdle, TurnMessage
+from holdfast.core.run.turns import INTERRUPT_TOPIC, ConversationIdle
 from holdfast.core.run.waiting import BudgetExhausted, RunWaiting
 
 #: Attempts in a row in which the agent of a resumed run cannot be built, before the run is parked.
@@ -76,7 +72,7 @@ async def _execute(attempt: Attempt, source: AgentSource) -> StoredResult:
         if ports.budget is not None and not attempt.stop_state.is_undoing:
             await ports.budget.check(attempt.info, attempt.state)
         tools = await ports.extra_tools.tools(attempt.info) if ports.extra_tools is not None else ()
-        pipeline = _Pipeline(attempt, agent, loop, tools, turn_mail)
+        pipeline = Pipeline(attempt, agent, loop, tools, turn_mail)
         output = await pipeline.run()
         stored = loop.dump_output(output)
         if ports.listener is not None:
@@ -112,7 +108,7 @@ async def _open_checkpointer(attempt: Attempt) -> None:
 
 async def _build_agent(source: AgentSource, attempt: Attempt) -> Agent:
     try:
-        agent = await source.build(attempt.info)
+        agent = await build_agent(source, attempt.info)
     except DefinitionError as exc:
         if not attempt.resumed:
             raise
@@ -142,124 +138,7 @@ def _start_watch(agent: Agent, attempt: Attempt) -> Timer | None:
     is_watched = critic is not None and attempt.observers.begin_watch(critic, attempt, limit)
     if limit is None or is_watched:
         return None
-    return _stop_later(attempt, limit, max(limit - attempt.state.turn_elapsed, timedelta(0)))
-
-
-def _stop_later(attempt: Attempt, limit: timedelta, delay: timedelta) -> Timer:
-    return attempt.services.clock.call_later(
-        delay, functools.partial(attempt.stop, RuntimeExceeded(attempt.info.run_id, limit))
-    )
-
-
-class _Pipeline:
-    """What one attempt of a run executes: its loop once, once for each phase that is not finished, or one turn."""
-
-    def __init__(
-        self, attempt: Attempt, agent: Agent, loop: Loop, extra_tools: Sequence[Tool], turn_mail: Mail | None
-    ) -> None:
-        self._attempt, self._agent, self._loop, self._extra_tools = attempt, agent, loop, extra_tools
-        self._turn_mail = turn_mail
-        #: The conversation of the last phase, or the only one.
-        self._messages = attempt.state.history
-
-    async def run(self) -> Any:
-        """Return the output of the conversation, or of the last phase."""
-        attempt, info = self._attempt, self._attempt.info
-        if attempt.resumed and (unknown := describe_unknown_phases(self._agent, attempt.state)):
-            raise MissingDefinition(
-                f"run {attempt.info.run_id} has {unknown}: it is left for a process with those phases"
-            )
-        if attempt.info.conversation:
-            return await self._run_turn()
-        if not self._agent.phases:
-            attempt.state.phase = ""  # an agent that had phases may have begun one without a message
-            return await self._run_loop(self._agent.profile(), info.prompt)
-        finished = attempt.state.phases
-        # Finished phases are skipped by position: two may share a name, and both have to run.
-        phases = self._agent.phases
-        if len(finished) >= len(phases):
-            await self._drop_messages()
-        for phase in phases[len(finished) :]:
-            attempt.state.phase = phase.name
-            await attempt.observers.publish(PhaseStarted(run_id=info.run_id, step=attempt.state.steps, name=phase.name))
-            await self._run_phase(phase, phase.render(info, tuple(finished)), last=len(finished) == len(phases) - 1)
-        return self._loop.load_output(finished[-1].output)
-
-    async def _drop_messages(self) -> None:
-        """Consume the messages of a run whose last phase was saved as finished: no conversation could read them."""
-        attempt = self._attempt
-        if texts := take_messages(attempt):
-            log.warning("run %s: messages after its last phase are not read: %s", attempt.info.run_id, texts)
-            await attempt.saver.save(force=True)
-
-    async def _run_phase(self, phase: Phase, prompt: str | list[Any], *, last: bool) -> None:
-        attempt, state = self._attempt, self._attempt.state
-        timer = self._start_phase_timer(phase.bounds)
-        try:
-            output = await self._run_loop(self._agent.profile(phase), prompt)
-        finally:
-            if timer is not None:
-                timer.cancel()
-        # Progress that the save interval deferred belongs to this phase's conversation, which ends here.
-        await attempt.saver.save(force=True)
-        attempt.saver.update_elapsed()
-        self._messages = state.history
-        state.finish_phase(phase.name, self._loop.dump_output(output))
-        if not last:  # the last one ends with the run, unless a message has come for its conversation
-            await attempt.saver.save(force=True)
-
-    async def _run_turn(self) -> Any:
-        if self._agent.phases:
-            raise DefinitionError(f"agent {self._agent.name} has phases: a conversation needs an agent without them")
-        mail = self._turn_mail
-        return await self._run_loop(self._agent.profile(), "" if mail is None else TurnMessage.from_mail(mail).prompt)
-
-    async def _run_loop(self, profile: Profile, prompt: str | list[Any]) -> Any:
-        profile = profile.with_tools(self._extra_tools)
-        context = StepContext(self._attempt, profile, prompt, turn_mail=self._turn_mail)
-        try:
-            if self._attempt.state.calls.waits:
-                await context.waits.end_expired()
-            output = await self._loop.run(context)
-            if self._turn_mail is not None and context.begins:
-                raise DefinitionError(f"agent {self._agent.name}: its loop does not support conversations")
-            return output
-        finally:
-            await context.close()
-
-    def _start_phase_timer(self, bounds: Bounds | None) -> Timer | None:
-        if bounds is None or bounds.max_runtime is None:
-            return None
-        self._attempt.saver.update_elapsed()
-        return _stop_later(self._attempt, bounds.max_runtime, bounds.max_runtime - self._attempt.state.phase_elapsed)
-
-    def make_result(self, output: Any) -> Result:
-        state = self._attempt.state
-        return Result(
-            run_id=self._attempt.info.run_id,
-            output=output,
-            usage=state.usage,
-            steps=state.steps,
-            phases=tuple(state.phases),
-            messages=self._messages,
-        )
-
-
-def describe_unknown_phases(agent: Agent, state: RunState) -> str:
-    """Describe the phases of a saved run that the agent does not have in their places; empty if it can resume.
-
-    A phase without messages may become another one. A conversation that is not known to belong to a phase continues
-    as the phase that the agent has in its place.
-    """
-    finished = [phase.name for phase in state.phases]
-    known = [phase.name for phase in agent.phases]
-    begun = finished
-    if state.history and (finished or state.phase):
-        begun = [*finished, state.phase or (known[len(finished) :] or ["?"])[0]]
-    if known[: len(begun)] == begun:
-        return ""
-    current = f" and is in {begun[-1]!r}" if begun is not finished else ""
-    return f"finished the phases {finished}{current}, but agent {agent.name} has {known}"
+    return stop_later(attempt, limit, max(limit - attempt.state.turn_elapsed, timedelta(0)))
 
 
 # -- the end ----------------------------------------------------------------------------------------------------

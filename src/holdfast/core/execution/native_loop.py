@@ -21,6 +21,7 @@ from holdfast.core.errors import (
 from holdfast.core.execution.attempt import Attempt
 from holdfast.core.execution.calling.call_retries import call_tool
 from holdfast.core.execution.calling.waits import WAITING
+from holdfast.core.execution.native_calls import list_finished_calls, list_pending_calls
 from holdfast.core.execution.step import StepContext
 from holdfast.core.json_value import to_json_value
 from holdfast.core.loop import FinishedCall, Loop, PendingCall
@@ -78,26 +79,12 @@ class NativeLoop:
         return NATIVE_CODEC
 
     def pending_calls(self, history: Sequence[Any]) -> Sequence[PendingCall]:
-        last = history[-1] if history else None
-        if not isinstance(last, Reply):
-            return ()
-        return [PendingCall(call_id=call.id, tool=call.name, arguments=call.arguments) for call in last.tool_calls]
+        return list_pending_calls(history)
 
     def finished_calls(
         self, history: Sequence[Any], results: Mapping[str, Any] | None = None
     ) -> Sequence[FinishedCall]:
-        finished: list[FinishedCall] = []
-        asked: Sequence[ToolCall] = ()
-        found: dict[str, Any] = {}
-        for message in [*history, None]:
-            if isinstance(message, ToolResult):
-                found[message.call_id] = message
-            elif isinstance(message, Reply) or message is None:
-                # Call ids are unique within a reply; a later reply may reuse them.
-                found = found if message is not None else {**(results or {}), **found}
-                finished += [_make_finished_call(call, found[call.id]) for call in asked if call.id in found]
-                asked, found = (message.tool_calls if message is not None else ()), {}
-        return finished
+        return list_finished_calls(history, results)
 
     def make_result(self, call: PendingCall, content: Any, *, error: bool = False) -> Any:
         return ToolResult(
@@ -392,12 +379,6 @@ def make_prompt_message(prompt: str | list[Any]) -> User:
 def get_model_name(model: Model) -> str:
     """Return the name of a model function, or of the class of a model object."""
     return getattr(model, "__name__", type(model).__name__)
-
-
-def _make_finished_call(call: ToolCall, result: ToolResult) -> FinishedCall:
-    return FinishedCall(
-        call_id=call.id, tool=call.name, arguments=call.arguments, content=result.content, error=result.error
-    )
 
 
 def _ensure_request_counted(usage: Usage) -> Usage:

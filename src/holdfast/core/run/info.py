@@ -35,6 +35,9 @@ _TEXT_FIELDS = (
 PROMPT_SUMMARY_LENGTH = 200
 #: `RunInfo.loop` of an agent without a loop of its own.
 NATIVE_LOOP_NAME = "native"
+
+#: `RunInfo.loop` of workflows.
+WORKFLOW_LOOP_NAME = "workflow"
 _RUN_ID_PATTERN = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 
 

@@ -326,6 +326,8 @@ class RunState:
         self.phase = ""
         self.history = History()
         self.results.clear()
+        self.calls = NO_CALLS
+        self.undo_on_cancel = False  # the steps of a finished phase are final
 
     @property
     def turn_steps(self) -> int:

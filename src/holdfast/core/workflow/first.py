@@ -5,8 +5,8 @@ from collections.abc import Awaitable, Coroutine
 from typing import Any
 
 from holdfast.core.errors import DefinitionError
+from holdfast.core.execution.native_calls import FIRST
 from holdfast.core.workflow.steps.step_calls import ValueStep
-from holdfast.core.workflow.steps.step_log import FIRST
 from holdfast.core.workflow.suspension import QUIET_PERIOD
 from holdfast.core.workflow.workflow_run import BRANCH_CALLS, LOST_CALLS, WorkflowRun
 

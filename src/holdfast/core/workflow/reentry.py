@@ -12,6 +12,7 @@ from holdfast.core.agents.agent import Agent, AgentSource, Bounds
 from holdfast.core.agents.calls import Effect
 from holdfast.core.errors import RunCancelled, RunError, RunFailed, RunParked, format_error
 from holdfast.core.execution.executor import Executor
+from holdfast.core.execution.pipeline import build_agent
 from holdfast.core.execution.step import StepContext
 from holdfast.core.ports import Ports, Resumption
 from holdfast.core.run.messages import ToolCall, ToolResult
@@ -109,14 +110,12 @@ async def reenter(
         reason: why the run is parked, if it is.
     """
     try:
-        agent = await source.build(resumption.info)
+        agent = await build_agent(source, resumption.info)
     except Exception as exc:  # a source is user code
         return [Mismatch(kind="workflow", detail=f"its workflow cannot be built: {format_error(exc)}")]
-    if not isinstance(agent.loop, WorkflowLoop):
+    if (stubs := _make_stub(agent, len(resumption.state.phases))) is None:
         return [Mismatch(kind="workflow", detail=f"{source.name} is no workflow in this code")]
-    loop = ReentryLoop(agent.loop.function)
-    # Bounds and budget are no matter of the code.
-    stub: Agent = dataclasses.replace(agent, loop=loop, bounds=Bounds(max_steps=agent.bounds.max_steps))
+    stub, loop = stubs
     executor = Executor(Ports(agents=agents), log_attempts=False)
     error: BaseException | None = None
     try:
@@ -128,6 +127,21 @@ async def reenter(
     except RunError as exc:
         error = exc
     return _compare(loop.run_made, error, reason, set(resumption.state.calls.in_doubt))
+
+
+def _make_stub(agent: Agent, finished: int) -> tuple[Agent, ReentryLoop] | None:
+    """Return the agent with a workflow that makes no call, and no phase after it; `None` if no workflow would run."""
+    phase = next(iter(agent.phases[finished:]), None)
+    inner = phase.agent if phase is not None and isinstance(phase.agent, Agent) else agent
+    if not isinstance(inner.loop, WorkflowLoop):
+        return None
+    loop = ReentryLoop(inner.loop.function)
+    # Bounds and budget are no matter of the code.
+    stub: Agent = dataclasses.replace(inner, loop=loop, bounds=Bounds(max_steps=inner.bounds.max_steps))
+    if inner is agent:
+        return stub, loop
+    phases = [*agent.phases[:finished], dataclasses.replace(agent.phases[finished], agent=stub, bounds=None)]
+    return dataclasses.replace(agent, phases=phases, bounds=Bounds()), loop
 
 
 def _compare(run: ReentryRun | None, error: BaseException | None, reason: str, in_doubt: set[str]) -> list[Mismatch]:

@@ -8,20 +8,18 @@ import msgspec
 
 from holdfast.core.agents.tool_context import _CURRENT_CALL, CURRENT_WORKFLOW
 from holdfast.core.errors import DefinitionError, PayloadError
+from holdfast.core.execution.native_calls import list_finished_calls, list_pending_calls
 from holdfast.core.execution.step import StepContext
 from holdfast.core.json_value import to_json_value
 from holdfast.core.loop import FinishedCall, PendingCall
+from holdfast.core.run.info import WORKFLOW_LOOP_NAME
 from holdfast.core.run.messages import NATIVE_CODEC, MessageCodec, ToolResult, User
 from holdfast.core.run.prompt import summarize_prompt
 from holdfast.core.workflow.function.workflow_function import WorkflowFunction
 from holdfast.core.workflow.restart import Life, Restart
-from holdfast.core.workflow.steps.step_log import StepLog
 from holdfast.core.workflow.suspension import Unwind
 from holdfast.core.workflow.undo import WorkflowScope
 from holdfast.core.workflow.workflow_run import WorkflowRun
-
-#: `RunInfo.loop` of workflows.
-WORKFLOW_LOOP_NAME = "workflow"
 
 
 class WorkflowLoop:
@@ -41,12 +39,12 @@ class WorkflowLoop:
         self.function.bind(prompt, inputs)
 
     def pending_calls(self, history: Sequence[Any]) -> Sequence[PendingCall]:
-        return StepLog(history).pending
+        return list_pending_calls(history)
 
     def finished_calls(
         self, history: Sequence[Any], results: Mapping[str, Any] | None = None
     ) -> Sequence[FinishedCall]:
-        return StepLog([*history, *(results or {}).values()]).finished
+        return list_finished_calls(history, results)
 
     def make_result(self, call: PendingCall, content: Any, *, error: bool = False) -> Any:
         return ToolResult(
@@ -96,10 +94,16 @@ class WorkflowLoop:
     async def _live(self, context: StepContext, life: Life) -> Any:
         """Call the function with the arguments of this life."""
         info = context.attempt.info
-        prompt, inputs = (context.prompt, info.inputs) if life.arguments is None else ("", life.arguments)
         # A later attempt gets them from the store: steps are found by arguments that depend on them.
-        redact = context.attempt.services.redact_value
-        arguments = self.function.bind(redact(prompt), redact(dict(inputs)))
+        redact, state = context.attempt.services.redact_value, context.state
+        if life.arguments is not None:
+            arguments = self.function.bind("", redact(dict(life.arguments)))
+        elif state.phase or state.phases:
+            known = {**info.inputs, **{phase.name: phase.output for phase in state.phases}}
+            needs_prompt = context.prompt != info.prompt
+            arguments = self.function.bind_phase(redact(context.prompt), redact(known), needs_prompt=needs_prompt)
+        else:
+            arguments = self.function.bind(redact(context.prompt), redact(dict(info.inputs)))
         life.enter(context.state)
         run = self.make_run(context, life)
         output = await self._call_function(run, arguments)

@@ -170,7 +170,8 @@ class WorkflowRun:
         await context.tool_calls.announce({call.call_id: call.effect}, resumed=resumed)
 
     async def _check_limits(self) -> None:
-        attempt, bounds = self.attempt, self._context.profile.bounds
+        attempt, profile = self.attempt, self._context.profile
+        bounds = profile.phase_bounds or profile.bounds
         if self._state.turn_steps >= bounds.max_steps:
             raise StepsExceeded(self._context.run_id, bounds.max_steps)
         if attempt.services.ports.budget is not None:

@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from holdfast.checkpoint.codec import decode_run
+from holdfast.checkpoint.codec import decode, decode_run
 from holdfast.checkpoint.errors import CheckpointError, RunNotFound
+from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import TERMINAL_STATUSES, RunFilter, RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore, iter_runs
-from holdfast.core.agents.agent import AgentSource
+from holdfast.core.agents.agent import Agent, AgentSource
 from holdfast.core.ports import NullCheckpointer, Resumption
+from holdfast.core.run.info import WORKFLOW_LOOP_NAME, AgentDetails
 from holdfast.core.run.messages import NATIVE_CODEC
 from holdfast.core.workflow.reentry import Mismatch, reenter
-from holdfast.core.workflow.workflow_loop import WORKFLOW_LOOP_NAME
 from holdfast.runtime.reading.transcript import get_loop_name
 
 #: Runs that are re-entered at the same time. Most of one's time is a pause of the event loop.
@@ -73,7 +74,7 @@ async def reenter_runs(
     found: list[RunRecord] = []
     truncated = False
     async for record in iter_runs(store, RunFilter(statuses=_STATUSES, agent_name=agent)):
-        if get_loop_name(record) == WORKFLOW_LOOP_NAME:
+        if _is_in_workflow(record, agents.get(record.agent_name)):
             if len(found) == limit:
                 truncated = True
                 break
@@ -84,6 +85,17 @@ async def reenter_runs(
             batch = found[start : start + _CONCURRENCY]
             runs += filter(None, await asyncio.gather(*(_reenter_one(store, record, agents) for record in batch)))
     return Reentries(runs=runs, truncated=truncated)
+
+
+def _is_in_workflow(record: RunRecord, source: AgentSource | None) -> bool:
+    """Whether code decides the next call of the run: that of a workflow, or of a workflow in the current phase."""
+    if get_loop_name(record) == WORKFLOW_LOOP_NAME:
+        return True
+    if not isinstance(source, Agent):
+        return False
+    phase = next(iter(source.phases[decode(record.progress, Progress).phases :]), None)
+    inner = None if phase is None or phase.agent is None else AgentDetails.from_source(phase.agent).loop
+    return inner is not None and inner.name == WORKFLOW_LOOP_NAME
 
 
 async def _reenter_one(store: RunStore, record: RunRecord, agents: Mapping[str, AgentSource]) -> ReenteredRun | None:

@@ -40,6 +40,7 @@ from holdfast.testing.crash.recording import (
     ToolReturnedEvent,
     ToolStartedEvent,
     UsageEvent,
+    has_phase_agents,
 )
 
 
@@ -64,7 +65,7 @@ class Instrumentation:
 
     def wrap_agent(self, agent: Agent, run_id: str) -> Agent:
         """Return the agent instrumented for one run."""
-        if agent.loop is not None:
+        if agent.loop is not None or has_phase_agents(agent):
             return agent  # its loop calls the model and the tools itself; the ports log them
         return replace(
             agent,

@@ -12,7 +12,8 @@ from holdfast.checkpoint.journal import Entry
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import StoredRun
 from holdfast.concurrency import THREADS
-from holdfast.core.agents.agent import AgentSource
+from holdfast.core.agents.agent import Agent, AgentSource
+from holdfast.core.execution.native_loop import NATIVE_LOOP
 from holdfast.core.loop import Loop
 from holdfast.core.run.info import AgentDetails
 from holdfast.core.run.messages import Usage
@@ -226,16 +227,21 @@ def read_events(path: Path) -> list[AnyEvent]:
     return [msgspec.json.decode(line, type=AnyEvent) for line in path.read_bytes().splitlines()]
 
 
+def has_phase_agents(source: AgentSource) -> bool:
+    """Whether a workflow or another agent executes some of its phases."""
+    return isinstance(source, Agent) and any(phase.agent is not None for phase in source.phases)
+
+
 class OtherLoops:
-    """The loops of agents that do not use the native one, by agent name. Only a loop can read its own messages."""
+    """The loops of agents whose model calls are not recorded, by agent name. Only a loop can read its own messages."""
 
     def __init__(self) -> None:
         self._loops: dict[str, Loop] = {}
 
     def register(self, source: AgentSource) -> None:
         loop = AgentDetails.from_source(source).loop
-        if loop is not None:
-            self._loops[source.name] = loop
+        if loop is not None or has_phase_agents(source):
+            self._loops[source.name] = loop or NATIVE_LOOP
 
     def __contains__(self, agent_name: str) -> bool:
         return agent_name in self._loops

@@ -56,6 +56,20 @@ class WorkflowFunction:
             signature = inspect.signature(self.function)
             raise DefinitionError(f"the input of workflow {self._name}{signature} does not fit: {exc}") from exc
 
+    def bind_phase(self, prompt: Any, known: Mapping[str, Any], *, needs_prompt: bool) -> dict[str, Any]:
+        """Return the arguments of the function in a phase: those that have a known name, and its prompt.
+
+        Args:
+            known: the inputs of the run, and the outputs of the finished phases by name.
+            needs_prompt: the prompt is that of the phase itself, and has to be an argument.
+
+        Raises:
+            DefinitionError: they do not fit the signature.
+        """
+        given = {name: known[name] for name in self._parameters if name in known}
+        takes_prompt = "prompt" in self._parameters or len(self._list_free(given)) == 1
+        return self.bind(prompt if takes_prompt or needs_prompt else "", given)
+
     def bind_restart(self, restart: Restart) -> dict[str, Any]:
         """Return the arguments of the next life as plain data.
 
@@ -72,7 +86,7 @@ class WorkflowFunction:
 
     def _find_prompt_parameter(self, given: Mapping[str, Any]) -> str:
         """Return the parameter that gets the prompt: the one named so, or the only one that has no value."""
-        free = [name for name, each in self._parameters.items() if name not in given and each.default is each.empty]
+        free = self._list_free(given)
         if "prompt" in self._parameters:
             return "prompt"
         if not self._parameters:
@@ -82,6 +96,10 @@ class WorkflowFunction:
                 f"workflow {self._name} takes no prompt: give its arguments as inputs, {', '.join(self._parameters)}"
             )
         return free[0]
+
+    def _list_free(self, given: Mapping[str, Any]) -> list[str]:
+        """Return the parameters that need a value and have none."""
+        return [name for name, each in self._parameters.items() if name not in given and each.default is each.empty]
 
     async def call(self, run: WorkflowRun, arguments: dict[str, Any]) -> Any:
         """Call the function, whose steps `run` makes."""

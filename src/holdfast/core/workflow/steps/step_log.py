@@ -2,19 +2,19 @@
 
 import asyncio
 import hashlib
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable
 from typing import Any
 
 import msgspec
 
 from holdfast.core.agents.calls import Effect
-from holdfast.core.loop import FinishedCall, PendingCall
+from holdfast.core.execution.native_calls import FIRST, list_abandoned
 from holdfast.core.run.messages import Reply, ToolCall, ToolResult
 from holdfast.core.workflow.steps.step_calls import StepCall
 from holdfast.core.workflow.steps.step_errors import AmbiguousStep
 
-#: The step that records the winner of `first`, and the one that records that a saga has failed.
-FIRST, SAGA = "first", "saga"
+#: The step that records that a saga has failed.
+SAGA = "saga"
 
 #: The step that records that a workflow has ended for good, before its steps are undone.
 WORKFLOW_SCOPE = "workflow"
@@ -45,32 +45,7 @@ class StepLog:
 
     def add_result(self, result: ToolResult) -> None:
         self.results[result.call_id] = result
-        if result.tool == FIRST and isinstance(result.content, dict):
-            self.abandoned.update(result.content.get("abandoned", ()))
-
-    @property
-    def pending(self) -> Sequence[PendingCall]:
-        """The calls without a result that the workflow still wants."""
-        return [
-            PendingCall(call_id=call.id, tool=call.name, arguments=call.arguments)
-            for call in self.calls.values()
-            if call.id not in self.results and call.id not in self.abandoned
-        ]
-
-    @property
-    def finished(self) -> Sequence[FinishedCall]:
-        """The calls with a result."""
-        return [
-            FinishedCall(
-                call_id=call.id,
-                tool=call.name,
-                arguments=call.arguments,
-                content=self.results[call.id].content,
-                error=self.results[call.id].error,
-            )
-            for call in self.calls.values()
-            if call.id in self.results
-        ]
+        self.abandoned.update(list_abandoned(result))
 
     @property
     def has_failed(self) -> bool:

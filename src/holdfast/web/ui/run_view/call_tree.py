@@ -10,8 +10,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from holdfast.core.execution.native_calls import FIRST
 from holdfast.core.workflow.steps.step_errors import StepError
-from holdfast.core.workflow.steps.step_log import FIRST, SAGA, WORKFLOW_SCOPE
+from holdfast.core.workflow.steps.step_log import SAGA, WORKFLOW_SCOPE
 from holdfast.runtime.reading.formatting import cut_text, format_arguments
 from holdfast.runtime.reading.run_summary import RunSummary
 from holdfast.web.ui.run_view.run_steps import CallView, StepView

@@ -15,9 +15,8 @@ from starlette.responses import Response
 from holdfast.checkpoint.progress import AttemptRecord
 from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore
-from holdfast.core.run.info import FORK_LABEL
+from holdfast.core.run.info import FORK_LABEL, WORKFLOW_LOOP_NAME
 from holdfast.core.run.status import AttemptEnd
-from holdfast.core.workflow.workflow_loop import WORKFLOW_LOOP_NAME
 from holdfast.fanout.responses import is_fanout
 from holdfast.runtime.reading.formatting import utc_now
 from holdfast.runtime.reading.run_summary import RunSummary, describe_run, describe_times, summarize_run

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from holdfast.app import App
 from holdfast.checkpoint.record import RunRecord
+from holdfast.core.run.info import WORKFLOW_LOOP_NAME
 from holdfast.core.run.run_events import (
     ChildFinished,
     ChildStarted,
@@ -19,7 +20,6 @@ from holdfast.core.run.run_events import (
     ReplyAdded,
     TextDelta,
 )
-from holdfast.core.workflow.workflow_loop import WORKFLOW_LOOP_NAME
 from holdfast.root_error import HoldfastError
 from holdfast.runtime.reading.formatting import utc_now
 from holdfast.runtime.reading.run_summary import summarize_run

@@ -14,8 +14,8 @@ from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import RunRecord, StoredRun
 from holdfast.checkpoint.store import RunStore
 from holdfast.core.errors import DefinitionError
+from holdfast.core.run.info import WORKFLOW_LOOP_NAME
 from holdfast.core.run.mail import Mail
-from holdfast.core.workflow.workflow_loop import WORKFLOW_LOOP_NAME
 from holdfast.runtime.reading.formatting import cut_text, format_value
 from holdfast.runtime.reading.transcript import Transcript, get_loop_name
 from holdfast.web.ui.content import list_images
