@@ -120,7 +120,10 @@ def test_a_tool_that_never_returns_does_not_keep_a_run_from_exiting(shell: Shell
     assert shell.states() == {"r1": "interrupted"}
 
 
-def test_submit_warns_if_no_worker_is_alive(shell: Shell) -> None:
+def test_submit_warns_if_no_live_worker_knows_the_agent(shell: Shell) -> None:
     queued = shell.run("submit", "sampler", "note", "--run-id", "r1")
     assert (queued.returncode, queued.stdout) == (0, "r1\n")
-    assert "no worker is alive: the run waits until `holdfast worker MODULE:APP` is started" in queued.stderr
+    assert queued.stderr == (
+        "holdfast: no live worker knows agent sampler: its runs wait until `holdfast worker MODULE:APP` is started "
+        "with it; no worker is alive\n"
+    )

@@ -4,6 +4,8 @@ import asyncio
 
 from tests.probe_store import ProbeStore
 
+from holdfast.checkpoint.factory import StoreCheckpoints
+from holdfast.clock import SYSTEM_CLOCK
 from holdfast.core.run.info import RunInfo
 from holdfast.runtime.changes import POLL_INTERVAL, ChangeSignal
 from holdfast.runtime.operations.submitting import Submitter
@@ -20,7 +22,7 @@ async def test_a_change_between_two_waits_ends_the_second_and_one_call_waits_for
             while "wait_for_change" not in store.calls:  # noqa: ASYNC110 - a call of a store has no event
                 await asyncio.sleep(0)
             assert store.calls.count("wait_for_change") == 1
-            await Submitter(store).submit(RunInfo(run_id="r", agent_name="a"))
+            await Submitter(StoreCheckpoints(store), SYSTEM_CLOCK).submit(RunInfo(run_id="r", agent_name="a"))
             await first.wait()
             await second.wait()
 

@@ -2,14 +2,21 @@
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from typing import Any
 
+import pytest
+from tests.probe_store import ProbeStore
+
 from holdfast import Agent, App, Reply, WorkerSettings
+from holdfast.checkpoint.errors import StoreUnavailable
 from holdfast.checkpoint.store import RunStore
 from holdfast.checkpoint.workers import count_live_workers
 from holdfast.core.agents.agent import AgentSource
+from holdfast.ids import make_id
 from holdfast.runtime.operations.run_client import RunClient
 from holdfast.stores.from_url import store_from_url
+from holdfast.stores.memory import MemoryStore
 
 
 async def model(messages: Any, tools: Any) -> Reply:
@@ -72,3 +79,48 @@ async def test_a_worker_that_has_taken_all_its_runs_takes_none(store_url: str) -
         await app.result(await app.submit("writer", "go"))
         await wait_for_counts(app.open_store, {})
         assert [each.alive for each in await app.open_store.list_workers()] == [True], "it is still open"
+
+
+async def test_submit_warns_once_of_an_agent_that_no_live_worker_knows(
+    durable_store_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = f"agent-{make_id()}"
+    async with (
+        AsyncExitStack() as opened,
+        App([make_agent("writer"), make_agent("critic")], _open_probe(opened, durable_store_url)) as app,
+    ):
+        await app.result(await app.submit("writer", "go"))
+        assert isinstance(app.store, ProbeStore)
+        assert "list_workers" not in app.store.calls, "this process takes the run"
+        for _ in range(2):
+            store = _open_probe(opened, durable_store_url)
+            async with App([make_agent(agent), make_agent("critic")], store, worker=False) as submitter:
+                for name in (agent, agent, "critic", "critic"):
+                    await submitter.submit(name, "go")
+                await submitter.conversation(agent, "key").post("go")
+            assert _warnings(caplog) == [
+                f"no live worker knows agent {agent}: its runs wait until `holdfast worker MODULE:APP` is started with "
+                "it; live workers know critic, writer"
+            ]
+            assert store.calls.count("list_workers") == 2, "once a minute for each agent"
+
+
+async def test_submit_succeeds_although_the_workers_cannot_be_read(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail(method: str) -> None:
+        if method == "list_workers":
+            raise StoreUnavailable("the server is away")
+
+    async with RunClient.open(ProbeStore(MemoryStore(), before=fail)) as client:
+        run_id = await client.submit(f"agent-{make_id()}", "go")
+        assert (await client.get(run_id)).status == "queued"
+    assert _warnings(caplog) == []
+
+
+def _open_probe(opened: AsyncExitStack, url: str) -> ProbeStore:
+    inner = store_from_url(url)
+    opened.push_async_callback(inner.close)
+    return ProbeStore(inner)
+
+
+def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "knows agent" in record.getMessage()]

@@ -10,28 +10,39 @@ from tests.web.ui.journals import store_long_run
 from holdfast.app import App
 from holdfast.clock import CLOCK
 from holdfast.runtime.reading.formatting import utc_now
+from holdfast.stores.from_url import store_from_url
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.manual_clock import ManualClock
+from holdfast.testing.store_processes.store_under_test import make_run, make_worker
 from holdfast.web.auth import LOCAL_PRINCIPAL
 from holdfast.web.ui import make_ui
-from holdfast.web.ui.pages.fleet_page import FleetWorker, read_fleet
+from holdfast.web.ui.pages.fleet_page import read_fleet
 
 
-async def test_a_due_run_that_no_idle_worker_takes_names_its_agent() -> None:
-    store = MemoryStore()
+async def test_a_run_whose_agent_no_live_worker_knows_is_named(store_url: str) -> None:
+    store = store_from_url(store_url)
     await store.open()
-    await store_long_run(store, "orphan", 1, agent="helpr")
-    now = utc_now()
-    fleet = await read_fleet(store, LOCAL_PRINCIPAL, now)
-    assert fleet.untaken is None, "a worker may be about to take it"
-    later = msgspec.structs.replace(fleet, at=now + timedelta(minutes=1))
-    assert later.untaken is not None
-    assert (later.untaken.agent, later.has_live) == ("helpr", False)
-    run = later.untaken
-    busy = FleetWorker(worker_id="w", alive=True, runs=[run])
-    assert msgspec.structs.replace(later, workers=[busy]).untaken is None, "the worker has no room"
-    idle = FleetWorker(worker_id="v", alive=True, runs=[])
-    assert msgspec.structs.replace(later, workers=[busy, idle]).untaken == run
+    try:
+        await store.create(make_run("older", agent_name="helper"))
+        await store.create(make_run("child", agent_name="hidden", parent_run_id="older"))
+        await store_long_run(store, "orphan", 1, agent="helpr")
+        now = utc_now()
+        assert (await read_fleet(store, LOCAL_PRINCIPAL, now)).untaken is None, "a worker may be about to take it"
+        later = now + timedelta(minutes=1)
+        untaken = (await read_fleet(store, LOCAL_PRINCIPAL, later)).untaken
+        assert untaken is not None
+        assert (untaken.run.run_id, untaken.has_live) == ("older", False)
+        await store.register_worker(msgspec.structs.replace(make_worker(), agents=("helper",)))
+        await store.register_worker(make_worker())
+        untaken = (await read_fleet(store, LOCAL_PRINCIPAL, later)).untaken
+        assert untaken is not None
+        assert (untaken.run.agent, untaken.has_live) == ("helpr", True), "the worker that knows the other may be busy"
+        await store.register_worker(msgspec.structs.replace(make_worker(), agents=("helpr",)))
+        fleet = await read_fleet(store, LOCAL_PRINCIPAL, later)
+        assert fleet.untaken is None, "a parent starts its child"
+        assert sorted(tuple(each.agents) for each in fleet.workers) == [(), ("helper",), ("helpr",)]
+    finally:
+        await store.close()
 
 
 async def test_the_list_and_the_page_of_the_run_say_that_no_worker_knows_the_agent() -> None:

@@ -241,9 +241,6 @@ async def _submit(
                 **options,
             )
         status = (await get_record(client.open_store, info.run_id)).current_status
-        workers = (await client.open_store.read_fleet()).workers
-        if status is RunStatus.QUEUED and not any(each.alive for each in workers):
-            print_diagnostic("no worker is alive: the run waits until `holdfast worker MODULE:APP` is started")
         if not wait:
             return status
         if status is RunStatus.QUEUED:

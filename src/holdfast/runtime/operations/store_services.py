@@ -27,7 +27,7 @@ class StoreServices:
         self.changes = ChangeSignal(store, clock)
         self.hub = EventHub(self.checkpoints, self.changes, redacts=settings.redact is not None, clock=clock)
         self.mailer = Mailer(store, clock=clock)
-        self.submitter = Submitter(store)
+        self.submitter = Submitter(self.checkpoints, clock)
         self.requeuer = Requeuer(self.checkpoints, agents)
 
     async def open(self) -> None:

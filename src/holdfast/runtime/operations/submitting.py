@@ -1,6 +1,8 @@
 """Puts runs into a store, once for each request: the same id with another request is refused."""
 
-from collections.abc import Mapping
+import asyncio
+import logging
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
@@ -8,22 +10,38 @@ from typing import Any
 import msgspec
 
 from holdfast.checkpoint.codec import Begin, decode, encode, encode_begin
-from holdfast.checkpoint.errors import RunConflict, RunExists, RunNotFound
+from holdfast.checkpoint.errors import RunConflict, RunExists, RunNotFound, StoreError
+from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import NewRun, RunRecord
-from holdfast.checkpoint.store import RunStore, get_record
+from holdfast.checkpoint.store import get_record
+from holdfast.checkpoint.workers import count_live_workers
+from holdfast.clock import Clock
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.prompt import make_request_digest
 from holdfast.core.validation import check_labels, to_utc
 from holdfast.stores.redacting import stored_info
 
+log: logging.Logger = logging.getLogger("holdfast.worker")
+
+#: How often `submit` looks for a worker that takes runs of an agent, and how long it waits for the answer.
+_CHECK_INTERVAL_S = 60.0
+_CHECK_TIMEOUT_S = 1.0
+#: Agents of live workers that a warning names at most.
+_MAX_NAMES = 10
+_NO_WORKER = "no live worker knows agent %s: its runs wait until `holdfast worker MODULE:APP` is started with it; %s"
+#: The agents of which this process has warned: once is enough.
+_warned: set[str] = set()
+
 
 class Submitter:
     """Submits runs to one store, and finds those that were submitted before."""
 
-    def __init__(self, store: RunStore) -> None:
-        self._store = store
+    def __init__(self, checkpoints: StoreCheckpoints, clock: Clock) -> None:
+        self._checkpoints, self._store, self._clock = checkpoints, checkpoints.store, clock
+        #: By agent: when a submit looks for its workers again.
+        self._check_at: dict[str, float] = {}
 
     async def submit(
         self,
@@ -55,10 +73,24 @@ class Submitter:
         while True:
             with suppress(RunExists):
                 await self._store.create(new)
+                await self._warn_without_worker(info.agent_name)
                 return info.run_id
             with suppress(RunNotFound):  # it was removed meanwhile
                 await self.get_same_request(info)
                 return info.run_id
+
+    async def _warn_without_worker(self, agent_name: str) -> None:
+        """Log a warning if no live worker takes runs of the agent. Reads the workers once a minute for each agent."""
+        now = self._clock.monotonic()
+        if agent_name in self._checkpoints.claims.agents or now < self._check_at.get(agent_name, now):
+            return
+        self._check_at[agent_name] = now + _CHECK_INTERVAL_S
+        with suppress(StoreError, TimeoutError):  # the run is stored: `submit` succeeds
+            async with asyncio.timeout(_CHECK_TIMEOUT_S):
+                known = count_live_workers(await self._store.list_workers())
+            if agent_name not in known and agent_name not in _warned:
+                _warned.add(agent_name)
+                log.warning(_NO_WORKER, agent_name, _format_names(known))
 
     async def _submit_within(self, connection: Any, new: NewRun, info: RunInfo) -> None:
         try:
@@ -72,6 +104,7 @@ class Submitter:
         """Queue a run unless there is one with this id."""
         with suppress(RunExists):
             await self._store.create(make_queued_run(info, Progress(), []))
+            await self._warn_without_worker(info.agent_name)
 
     async def get_same_request(self, info: RunInfo) -> RunRecord:
         """Return the record of the run with this id, if it has the same agent, prompt and inputs.
@@ -94,6 +127,13 @@ class Submitter:
         asked = stored_info(self._store, info)
         digest = known.request_digest or make_request_digest(known.prompt, known.inputs)
         return digest in (make_request_digest(each.prompt, each.inputs) for each in (info, asked))
+
+
+def _format_names(agents: Collection[str]) -> str:
+    if not agents:
+        return "no worker is alive"
+    more = f" and {len(agents) - _MAX_NAMES} more" if len(agents) > _MAX_NAMES else ""
+    return f"live workers know {', '.join(sorted(agents)[:_MAX_NAMES])}{more}"
 
 
 def make_queued_run(

@@ -31,6 +31,7 @@ class WorkerActivity(msgspec.Struct, frozen=True, kw_only=True):
     worker_id: str
     alive: bool
     runs: int
+    #: Those whose runs it takes, and those whose runs it holds.
     agents: Sequence[str]
     #: The newest write of its runs.
     last_write: datetime | None
@@ -153,11 +154,12 @@ def join_workers(heartbeats: Sequence[WorkerHeartbeat], running: Sequence[RunRec
 
 def _describe_worker(worker: WorkerRuns) -> WorkerActivity:
     heartbeat = worker.heartbeat
+    known = () if heartbeat is None else heartbeat.worker.agents
     return WorkerActivity(
         worker_id=worker.worker_id,
         alive=worker.alive,
         runs=len(worker.runs),
-        agents=sorted({record.agent_name for record in worker.runs}),
+        agents=sorted({*known, *(record.agent_name for record in worker.runs)}),
         last_write=max((record.updated_at for record in worker.runs), default=None),
         host=None if heartbeat is None else heartbeat.worker.process.host.partition("/")[0],
         pid=None if heartbeat is None else heartbeat.worker.process.pid,

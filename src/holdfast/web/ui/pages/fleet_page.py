@@ -28,7 +28,7 @@ from holdfast.web.ui.pages.limits_page import Budgets, can_change, read_budgets,
 from holdfast.web.ui.pages.runs_page import StatusCounts, count_all
 from holdfast.web.ui.run_view.actions import read_form, redirect
 from holdfast.web.ui.site import Site, can_start, get_principal
-from holdfast.web.ui.untaken import UNTAKEN_AFTER
+from holdfast.web.ui.untaken import Untaken, find_untaken_in_fleet
 
 #: Fires of a job that the page shows.
 _FIRES = 3
@@ -100,6 +100,8 @@ class FleetWorker(msgspec.Struct, frozen=True, kw_only=True):
     last_heartbeat: datetime | None = None
     #: The process that serves the page.
     is_own: bool = False
+    #: The agents whose runs it takes.
+    agents: Sequence[str] = ()
 
 
 class Hour(msgspec.Struct, kw_only=True):
@@ -122,28 +124,18 @@ class FleetOverview(msgspec.Struct, frozen=True, kw_only=True):
     depth: StatusCounts
     #: The oldest run that waits for a worker and is due.
     oldest: RunSummary | None
+    #: A run that waits because no live worker knows its agent.
+    untaken: Untaken | None
     hours: Sequence[Hour]
     #: There are more runs than were read.
     is_partial: bool
 
     @property
-    def untaken(self) -> RunSummary | None:
-        """The oldest due run, if it waits although a live worker is idle: no idle worker knows its agent."""
-        idle = not self.workers or any(each.alive and not each.runs for each in self.workers)
-        waits = (
-            self.oldest is not None and self.at - max(self.oldest.created_at, self.oldest.not_before) > UNTAKEN_AFTER
-        )
-        return self.oldest if waits and self.has_all_workers and (idle or not self.has_live) else None
-
-    @property
-    def has_live(self) -> bool:
-        return any(each.alive for each in self.workers)
-
-    @property
     def key(self) -> tuple[Any, ...]:
         """Equal if nothing has changed but times."""
         workers = [(each.worker_id, each.alive, [run.run_id for run in each.runs]) for each in self.workers]
-        return workers, self.depth, self.oldest and self.oldest.run_id, self.untaken and self.untaken.agent, self.hours
+        untaken = self.untaken and self.untaken.run.agent
+        return workers, self.depth, self.oldest and self.oldest.run_id, untaken, self.hours
 
 
 async def read_fleet(store: RunStore, principal: Principal, now: datetime, *, takes_runs: bool = True) -> FleetOverview:
@@ -163,6 +155,7 @@ async def read_fleet(store: RunStore, principal: Principal, now: datetime, *, ta
         has_all_workers=counted is not None,
         depth=await _count_unowned(store, principal) if counted is None else StatusCounts(counts=count_all(counted)),
         oldest=await _find_oldest(store, principal, now),
+        untaken=None if counted is None else await find_untaken_in_fleet(store, counted, now),
         hours=_group_by_hour(recent, start),
         is_partial=is_partial,
     )
@@ -208,6 +201,7 @@ def _make_row(worker: WorkerRuns) -> FleetWorker:
         process=None if process is None else f"{process.host.partition('/')[0]} · {process.pid}",
         last_heartbeat=None if worker.heartbeat is None else worker.heartbeat.last_at,
         is_own=process == this_process(),
+        agents=() if worker.heartbeat is None else worker.heartbeat.worker.agents,
     )
 
 

@@ -28,7 +28,7 @@ from holdfast.web.ui.pages.run_filter import NEEDS_YOU, STATUS_CHOICES, RunsFilt
 from holdfast.web.ui.pages.saved_filters import list_words, read_saved
 from holdfast.web.ui.run_view.actions import redirect
 from holdfast.web.ui.site import Site, can_start, get_principal
-from holdfast.web.ui.untaken import FleetReader, find_untaken
+from holdfast.web.ui.untaken import find_untaken
 
 PAGE_SIZE = 50
 #: Records read at a time, and in all, for a filter that the store cannot apply.
@@ -141,7 +141,7 @@ async def _open(store: RunStore, page: RunRows, principal: Principal, parent: st
     return msgspec.structs.replace(page, rows=rows)
 
 
-async def count_statuses(fleet: FleetReader, filter: RunsFilter, principal: Principal) -> StatusCounts | None:
+async def count_statuses(store: RunStore, filter: RunsFilter, principal: Principal) -> StatusCounts | None:
     """Count the runs of each status. `None` if the filter is not one of the store."""
     if filter.words or filter.min_cost is not None or filter.max_cost is not None or principal.run_id is not None:
         return None
@@ -149,9 +149,9 @@ async def count_statuses(fleet: FleetReader, filter: RunsFilter, principal: Prin
     if query.get("status") == []:
         return StatusCounts(counts={})
     if not principal.sees_all or any(query.values()):
-        return await _count_by_reading(fleet.store, query, _STATUSES)
-    read = await _count_by_reading(fleet.store, query, _NEEDING)
-    counts = {**count_all(await fleet.read()), NEEDS_YOU: read.counts[NEEDS_YOU]}
+        return await _count_by_reading(store, query, _STATUSES)
+    read = await _count_by_reading(store, query, _NEEDING)
+    counts = {**count_all(await store.read_fleet()), NEEDS_YOU: read.counts[NEEDS_YOU]}
     return StatusCounts(counts=counts, more=read.more & {NEEDS_YOU})
 
 
@@ -240,9 +240,8 @@ async def read_list(site: Site, request: Request) -> dict[str, Any]:
     opened = params.get("open", "")
     if opened:
         page = await _open(site.store, page, principal, opened, now)
-    fleet = FleetReader(site.store)
-    counts = await count_statuses(fleet, wanted, principal)
-    untaken = await find_untaken(site, principal, [row.run for row in page.rows], now, fleet)
+    counts = await count_statuses(site.store, wanted, principal)
+    untaken = await find_untaken(site, principal, [row.run for row in page.rows], now)
     return {
         "untaken": untaken,
         "filter": wanted,
