@@ -2,9 +2,12 @@
 
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from axe_playwright_python.base import AXE_SCRIPT
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 from tests.store_kinds import STORES
 from tests.web.ui.server import UIServer
 
@@ -13,10 +16,8 @@ expect.set_options(timeout=30_000)  # for a busy machine
 #: What a browser reports for an error page that a test asks for.
 _EXPECTED = "Failed to load resource: the server responded with a status of 4"
 
-_REPORT_VIOLATIONS = """
-document.addEventListener("securitypolicyviolation", event =>
-    console.error(`CSP violation: ${event.violatedDirective} ${event.blockedURI} ${event.sample}`));
-"""
+_RUN_AXE = """axe.run(document, {runOnly: ["wcag2a", "wcag2aa", "wcag21aa"], resultTypes: ["violations"]})
+    .then(result => result.violations)"""
 
 
 @pytest.fixture(scope="module")
@@ -45,14 +46,17 @@ def any_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         yield server
 
 
-def watch_page(context: BrowserContext) -> tuple[Page, list[str]]:
-    """Return a page and the list of its complaints: errors of scripts, and violations of the security policy."""
+@contextmanager
+def watched_page(browser: Browser, **options: Any) -> Iterator[Page]:
+    """A page of a browser context of its own. Errors of scripts and violations of the security policy fail the test.
+
+    The browser reports a violation on the console, also without JavaScript.
+    """
     complaints: list[str] = []
+    context = browser.new_context(**options)
     context.set_default_timeout(30_000)
-    context.add_init_script(_REPORT_VIOLATIONS)
-    page = context.new_page()
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on(
+    context.on("weberror", lambda error: complaints.append(str(error.error)))
+    context.on(
         "console",
         lambda line: (
             complaints.append(line.text)
@@ -60,22 +64,31 @@ def watch_page(context: BrowserContext) -> tuple[Page, list[str]]:
             else None
         ),
     )
-    return page, complaints
-
-
-@pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    context = browser.new_context()
-    page, complaints = watch_page(context)
-    yield page
+    yield context.new_page()
     context.close()
     assert complaints == []
 
 
 @pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    with watched_page(browser) as page:
+        yield page
+
+
+@pytest.fixture
 def plain_page(browser: Browser) -> Iterator[Page]:
     """A page without JavaScript."""
-    context = browser.new_context(java_script_enabled=False)
-    context.set_default_timeout(30_000)
-    yield context.new_page()
-    context.close()
+    with watched_page(browser, java_script_enabled=False) as page:
+        yield page
+
+
+def find_serious(page: Page) -> list[tuple[str, str, str]]:
+    """Return what axe-core finds serious or critical on the page: the rule, the element, and what to do."""
+    page.evaluate(AXE_SCRIPT)
+    found = page.evaluate(_RUN_AXE)
+    return [
+        (each["id"], node["html"][:200], node.get("failureSummary"))
+        for each in found
+        if each["impact"] in ("serious", "critical")
+        for node in each["nodes"]
+    ]

@@ -1,21 +1,14 @@
 """Every page in light and dark, on a phone and on a desk: axe-core finds nothing serious, and nothing overflows."""
 
 from collections.abc import Iterator
-from typing import Literal
 
 import pytest
-from axe_playwright_python.base import AXE_SCRIPT
 from playwright.sync_api import Browser, Page
-from tests.web.ui.conftest import watch_page
+from tests.web.ui.conftest import find_serious, watched_page
 from tests.web.ui.journals import store_fanout, store_parked_run
 from tests.web.ui.server import UIServer
 
-_RUN = """axe.run(document, {runOnly: ["wcag2a", "wcag2aa", "wcag21aa"], resultTypes: ["violations"]})
-    .then(result => result.violations)"""
-
 _OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-
-ColorScheme = Literal["light", "dark"]
 
 
 @pytest.fixture(scope="module")
@@ -65,38 +58,19 @@ def paths(server: UIServer) -> list[str]:
 
 @pytest.fixture(params=[("light", 1440), ("dark", 360)], ids=["light-desk", "dark-phone"])
 def screen(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
-    scheme: ColorScheme
     scheme, width = request.param
-    # axe is a script of the test: the policy of the page would refuse it.
-    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 800}, bypass_csp=True)
-    page, complaints = watch_page(context)
-    yield page
-    context.close()
-    assert complaints == []
-
-
-def test_no_page_scrolls_sideways_on_a_tablet(server: UIServer, browser: Browser, paths: list[str]) -> None:
-    context = browser.new_context(color_scheme="dark", viewport={"width": 1024, "height": 800})
-    page, complaints = watch_page(context)
-    for path in paths:
-        page.goto(server.url + path)
-        assert page.evaluate(_OVERFLOW) <= 0, path
-    context.close()
-    assert complaints == []
+    with watched_page(browser, color_scheme=scheme, viewport={"width": width, "height": 800}) as page:
+        yield page
 
 
 def test_every_page_is_accessible(server: UIServer, screen: Page, paths: list[str]) -> None:
+    size = screen.viewport_size
+    assert size is not None
     for path in paths:
         screen.goto(server.url + path)
-        for details in screen.locator("details").all():
-            details.evaluate("element => element.open = true")
-        screen.evaluate(AXE_SCRIPT)
-        found = screen.evaluate(_RUN)
-        serious = [
-            (each["id"], node["html"][:200], node.get("failureSummary"))
-            for each in found
-            if each["impact"] in ("serious", "critical")
-            for node in each["nodes"]
-        ]
-        assert serious == [], path
-        assert screen.evaluate(_OVERFLOW) <= 0, f"{path} scrolls sideways"
+        screen.locator("details").evaluate_all("all => all.forEach(details => details.open = true)")
+        assert find_serious(screen) == [], path
+        for width in (size["width"], 1024):
+            screen.set_viewport_size({"width": width, "height": 800})
+            assert screen.evaluate(_OVERFLOW) <= 0, f"{path} scrolls sideways at {width} px"
+        screen.set_viewport_size(size)
