@@ -1,5 +1,6 @@
 """One browser and one server for each module; a page that fails its test when the browser complains."""
 
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,8 +9,17 @@ from typing import Any
 import pytest
 from axe_playwright_python.base import AXE_SCRIPT
 from playwright.sync_api import Browser, Page, expect, sync_playwright
+from starlette.applications import Starlette
 from tests.store_kinds import STORES
+from tests.web.ui.agents import build_agents
 from tests.web.ui.server import UIServer
+from tests.web.ui.visitor import TOKEN, Visitor
+
+from holdfast.app import App
+from holdfast.batteries.budget import Budget, Limit
+from holdfast.config import WorkerSettings
+from holdfast.web.security import LinkLogin
+from holdfast.web.ui import make_ui
 
 expect.set_options(timeout=30_000)  # for a busy machine
 
@@ -92,3 +102,34 @@ def find_serious(page: Page) -> list[tuple[str, str, str]]:
         if each["impact"] in ("serious", "critical")
         for node in each["nodes"]
     ]
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def budgeted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[UIServer]:
+    """A server on each durable store, with a budget, for browsers that have opened its link."""
+
+    def build_app(store: str) -> App:
+        worker = WorkerSettings(handle_signals=False)
+        return App(build_agents(), store, budget=Budget(Limit(cost_usd=100.0)), worker=worker)
+
+    def make_site(app: App) -> Starlette:
+        return make_ui(app, login=LinkLogin(TOKEN))
+
+    empty = STORES[request.param].open_empty(tmp_path_factory.mktemp("ui"))
+    with empty as url, UIServer(url, make_site, build_app) as server:
+        yield server
+
+
+@pytest.fixture(params=["script", "plain"])
+def visitor(request: pytest.FixtureRequest, browser: Browser, budgeted: UIServer) -> Iterator[Visitor]:
+    """A person with or without JavaScript, whose colour scheme alternates."""
+    has_script = request.param == "script"
+    is_dark = has_script == (budgeted.app.store_url or "").startswith("sqlite")
+    scheme = "dark" if is_dark else "light"
+    with watched_page(browser, java_script_enabled=has_script, color_scheme=scheme) as page:
+        visitor = Visitor(budgeted, page, has_script, request.node.name)
+        visitor.open(f"/login?token={TOKEN}")
+        expect(page).to_have_url(f"{budgeted.url}/")
+        channels = re.findall(r"\d+", page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        assert (sum(map(int, channels[:3])) < 3 * 128) == is_dark
+        yield visitor

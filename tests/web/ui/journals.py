@@ -140,8 +140,12 @@ async def store_parked_run(
     reason: str = "in doubt: pay",
     prompt: str = "Pay the invoice of ann.",
     call: ToolCall | None = None,
+    is_begun: bool = True,
 ) -> None:
-    """Store a run of the clerk that is parked: its payment was started, and its outcome is not known."""
+    """Store a run of the clerk that is parked: its payment was started, and its outcome is not known.
+
+    One that is not begun has no payment yet.
+    """
     assert store is not None
     info = RunInfo(run_id=run_id, agent_name="clerk", prompt=prompt)
     call = call or ToolCall(id="p1", name="pay", arguments={"amount": 129.0, "to": "ann"})
@@ -155,7 +159,7 @@ async def store_parked_run(
         agent_name="clerk",
         info=encode(info.summarize()),
         progress=encode(Progress(calls=StepCalls(in_doubt=in_doubt))),
-        entries=[Entry(seq=seq, kind=kind, body=body) for seq, (kind, body) in enumerate(bodies)],
+        entries=[Entry(seq=seq, kind=kind, body=body) for seq, (kind, body) in enumerate(bodies[: 2 + is_begun])],
     )
     await store.register_worker(WorkerIdentity(worker_id=f"w-{run_id}", process=this_process()))
     claim = await store.create(new, worker_id=f"w-{run_id}")

@@ -4,6 +4,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ from starlette.applications import Starlette
 from tests.web.ui.agents import build_agents
 
 from holdfast.app import App
+from holdfast.checkpoint.errors import RunNotFound
 from holdfast.config import WorkerSettings
 from holdfast.web.auth import LOCAL_PRINCIPAL
 from holdfast.web.ui import make_ui
@@ -81,7 +83,10 @@ class UIServer:
         async def poll() -> None:
             assert self.app.store is not None
             async with asyncio.timeout(60):
-                while (await self.app.get(run_id)).status not in statuses:
+                while True:
+                    with suppress(RunNotFound):  # another process is about to submit it
+                        if (await self.app.get(run_id)).status in statuses:
+                            return
                     await self.app.store.wait_for_change(timedelta(milliseconds=20))
 
         self.call(poll())

@@ -56,20 +56,6 @@ def test_a_message_during_a_turn_asks_when_and_is_shown_as_queued(server: UIServ
     expect(page.locator(".from-agent")).to_have_count(2)
 
 
-def test_without_javascript_a_conversation_is_begun_and_continued(server: UIServer, plain_page: Page) -> None:
-    plain_page.goto(f"{server.url}/conversations")
-    plain_page.get_by_text("New conversation").click()
-    plain_page.get_by_label("Agent").select_option("greeter")
-    plain_page.get_by_label("Key").fill("noor")
-    plain_page.get_by_label("First message").fill("Good evening.")
-    plain_page.get_by_role("button", name="Begin").click()
-    expect(plain_page.locator("#messages")).to_contain_text("Good evening.")
-    plain_page.get_by_label("Message", exact=True).fill("Are you there?")
-    plain_page.get_by_role("button", name="Send").click()
-    expect(plain_page.get_by_role("status")).to_contain_text("Sent")
-    expect(plain_page.locator("#messages")).to_contain_text("Are you there?")
-
-
 def test_the_list_is_filtered_by_words(server: UIServer, page: Page) -> None:
     post(server, "greeter", "olga", "About a kettle.")
     page.goto(f"{server.url}/conversations")

@@ -4,7 +4,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import unquote
@@ -21,8 +21,6 @@ from tests.web.ui.server import UIServer
 from holdfast.app import App
 from holdfast.batteries.budget import Budget, Limit
 from holdfast.batteries.schedule import Schedule
-from holdfast.checkpoint.store import RunStore
-from holdfast.checkpoint.workers import LimitUsage
 from holdfast.config import WorkerSettings
 from holdfast.runtime.reading.formatting import format_cost
 from holdfast.web.auth import ALL_SCOPES, Principal, Scope
@@ -94,52 +92,6 @@ def test_budgets_show_what_is_spent_and_the_limit(fleet: Fleet, page: Page) -> N
     expect(row).to_contain_text("in the last 7 d")
     expect(budgets.locator("tbody tr", has_text="tokens")).to_contain_text("2,000 tokens of 4,000 tokens")
     expect(budgets.get_by_role("img", name="50 % of the limit")).to_be_visible()
-
-
-def test_a_budget_is_raised_from_the_page_of_a_run_that_waits_for_it(fleet: Fleet, plain_page: Page) -> None:
-    server, page = fleet.server, plain_page
-    page.goto(f"{server.url}/runs/spend")
-    expect(page.locator("main")).to_contain_text("waits for its budget until")
-    page.get_by_role("link", name="Raise the limit…").click()
-    row = page.get_by_role("region", name="Budgets").locator("tbody tr", has_text="caller:alice")
-    row.locator("summary", has_text="Change…").click()
-    row.get_by_label("cost_usd of caller:alice").last.fill("0.5")
-    row.get_by_role("button", name="Set").click()
-    expect(page.get_by_role("status")).to_contain_text("The limit is changed")
-    expect(row).to_contain_text("$0.0200 of $0.50, changed here")
-    server.wait_for("spend", "done")
-    page.reload()
-    row.locator("summary", has_text="Change…").click()
-    row.get_by_role("button", name="As in the code").click()
-    expect(row).to_contain_text("of $0.0200")
-    expect(row).to_contain_text("reached")
-
-
-def test_a_concurrency_limit_is_added_changed_and_removed(fleet: Fleet, page: Page) -> None:
-    server = fleet.server
-    name = "<b>greeter</b>"
-    page.goto(f"{server.url}/fleet")
-    limits = page.get_by_role("region", name="Concurrency limits")
-    limits.locator("summary", has_text="Add…").click()
-    limits.get_by_label("Name of the agent or the key").fill(name)
-    limits.get_by_label("Runs at the same time").fill("3")
-    limits.get_by_role("button", name="Set").click()
-    row = limits.locator("tbody tr", has_text=name)
-    expect(row).to_contain_text("0 of 3")
-    row.locator("summary").click()
-    row.get_by_label(f"the limit of {name}").last.fill("0")
-    row.get_by_role("button", name="Set").click()
-    expect(row).to_contain_text("paused")
-    assert server.app.store is not None
-    [used] = server.call(_list_limits(server.app.store))
-    assert (used.limit.kind, used.limit.name, used.limit.max_runs) == ("agent", name, 0)
-    row.locator("summary").click()
-    row.get_by_role("button", name="Remove").click()
-    expect(limits).to_contain_text("No limit")
-
-
-async def _list_limits(store: RunStore) -> Sequence[LimitUsage]:
-    return await store.list_limits()
 
 
 def test_limits_are_changed_only_by_those_who_see_all_runs_and_may_control_them(fleet: Fleet) -> None:

@@ -7,27 +7,7 @@ from playwright.sync_api import Page, expect
 from tests.web.ui.server import UIServer
 
 from holdfast.app import App
-from holdfast.checkpoint.codec import decode_begin
 from holdfast.config import WorkerSettings
-
-
-def test_a_run_is_started_without_javascript(any_server: UIServer, plain_page: Page) -> None:
-    plain_page.goto(any_server.url)
-    plain_page.get_by_role("link", name="New run").click()
-    plain_page.get_by_label("Agent").select_option("greeter")
-    plain_page.get_by_label("Input").fill("Good morning,\nsay hello.")
-    plain_page.get_by_label("Data").fill('{"order": {"id": "A17", "lines": [1, 2]}}')
-    plain_page.get_by_label("Labels").fill("tenant = acme\n\nnote=a=b")
-    plain_page.get_by_role("button", name="Start the run").click()
-    expect(plain_page.get_by_role("status")).to_contain_text("Queued.")
-    run_id = plain_page.locator("h1").inner_text()
-    any_server.wait_for(run_id, "done")
-    run = any_server.call(any_server.app.get(run_id))
-    assert (run.agent, run.prompt) == ("greeter", "Good morning,\nsay hello.")
-    assert run.labels == {"tenant": "acme", "note": "a=b"}
-    stored = any_server.call(any_server.app.store.load(run_id)) if any_server.app.store else None
-    assert stored is not None
-    assert decode_begin(stored).info.inputs == {"order": {"id": "A17", "lines": [1, 2]}}
 
 
 def test_what_is_not_valid_is_shown_on_the_form(server: UIServer, page: Page) -> None:

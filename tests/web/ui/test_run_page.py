@@ -7,10 +7,11 @@ import struct
 import zlib
 from pathlib import Path
 
+import httpx
 import pytest
 from playwright.sync_api import Page, expect
 from tests.web.ui.agents import LONG_TEXT
-from tests.web.ui.journals import store_fanout, store_long_run
+from tests.web.ui.journals import store_long_run
 from tests.web.ui.server import UIServer
 
 
@@ -43,45 +44,6 @@ def test_long_content_is_loaded_on_demand(page: Page, finished: str) -> None:
     call.get_by_role("link", name=f"Show all {len(LONG_TEXT):,} characters").click()
     expect(call.get_by_role("link", name="Show all")).to_have_count(0)
     assert call.locator("pre").last.inner_text().rstrip() == LONG_TEXT.rstrip()
-
-
-def test_without_javascript_long_content_is_a_page(plain_page: Page, finished: str) -> None:
-    plain_page.goto(finished)
-    call = plain_page.locator("#step-2 details.call")
-    call.locator("> summary").click()
-    with plain_page.expect_navigation():
-        call.get_by_role("link", name="Show all").click()
-    assert plain_page.locator("main pre").inner_text().rstrip() == LONG_TEXT.rstrip()
-
-
-def test_without_javascript_the_timeline_is_zoomed_and_shown_to_scale(plain_page: Page, finished: str) -> None:
-    page = plain_page
-    page.goto(f"{finished}?step=2")
-    rows = page.locator("#timeline .tl-row:not(.axis)")
-    everything = rows.count()
-    page.get_by_role("link", name="To scale").click()
-    expect(page.get_by_role("link", name="To scale")).to_have_attribute("aria-current", "true")
-    for zoom in ("2", "4", "8"):
-        page.get_by_role("link", name="Zoom in").click()
-        expect(page).to_have_url(re.compile(rf"\?step=2&scale=true&zoom={zoom}&at="))
-    assert 0 < rows.count() < everything
-    shown = rows.first.locator("rect.worker").get_attribute("width")
-    assert shown == "100.0%"
-    page.get_by_role("link", name="Later").click()
-    page.get_by_role("link", name="Zoom out").click()
-    expect(page).to_have_url(re.compile(r"zoom=4&at="))
-    page.get_by_role("link", name="All", exact=True).click()
-    expect(page).to_have_url(re.compile(r"\?step=2&scale=true#timeline$"))
-    expect(rows).to_have_count(everything)
-
-
-def test_search_links_to_the_step(page: Page, finished: str) -> None:
-    page.goto(finished)
-    page.get_by_label("Search in this run").fill("NEEDLE")
-    page.get_by_role("button", name="Search").click()
-    expect(page.locator(".hits li")).to_have_count(1)
-    page.get_by_role("link", name="step 2").click()
-    expect(page.locator("#step-2:target")).to_contain_text("Then the needle.")
 
 
 def test_a_long_run_is_shown_in_windows(server: UIServer, page: Page) -> None:
@@ -127,9 +89,7 @@ def test_a_run_is_exported_as_json_and_as_one_page(page: Page, finished: str, tm
     assert page.evaluate("getComputedStyle(document.querySelector('.status')).borderRadius") == "12px"
 
 
-def test_pictures_are_shown_and_documents_that_claim_to_be_one_are_not(
-    server: UIServer, page: Page, plain_page: Page
-) -> None:
+def test_pictures_are_shown_and_documents_that_claim_to_be_one_are_not(server: UIServer, page: Page) -> None:
     picture = encode(make_png())
     hostile = encode(
         b"<svg xmlns='http://www.w3.org/2000/svg' onload='top.hacked=1'><script>top.hacked=1</script></svg>"
@@ -150,13 +110,10 @@ def test_pictures_are_shown_and_documents_that_claim_to_be_one_are_not(
     expect(images).to_have_count(2)
     page.evaluate("Promise.allSettled([...document.images].map(image => image.decode()))")
     assert page.evaluate("[...document.images].map(image => image.naturalWidth)") == [3, 3]
-    response = plain_page.goto(f"{server.url}{images.first.get_attribute('src')}")
-    assert response is not None
+    response = httpx.get(f"{server.url}{images.first.get_attribute('src')}")
     assert response.headers["content-type"] == "image/png"
     assert response.headers["x-content-type-options"] == "nosniff"
-    missing = plain_page.goto(f"{server.url}/runs/pictures/image/0/2")
-    assert missing is not None
-    assert missing.status == 404
+    assert httpx.get(f"{server.url}/runs/pictures/image/0/2").status_code == 404
 
 
 def encode(content: bytes) -> str:
@@ -184,37 +141,6 @@ def test_children_and_forks_are_linked(server: UIServer, page: Page, finished: s
     server.wait_for(fork, "done")
     page.locator(".tree").get_by_role("link", name="read-1").click()
     expect(page.locator(".tree")).to_contain_text(f"{fork} fork at step 1")
-
-
-def test_the_answers_of_a_fan_out_are_compared_and_one_is_picked(server: UIServer, plain_page: Page) -> None:
-    server.call(store_fanout(server.app.store, "fanout-1"))
-    plain_page.goto(f"{server.url}/runs/fanout-1")
-    expect(plain_page.get_by_role("heading", level=1)).to_contain_text("Compare fanout-1")  # its page
-    expect(plain_page.locator(".card.result")).to_have_count(3)
-    two = plain_page.get_by_role("region", name="fake:two")
-    expect(two).to_contain_text("<b>I</b> print two.")
-    expect(plain_page.get_by_role("region", name="fake:three").locator(".status")).to_have_text("interrupted")
-    expect(plain_page.get_by_role("note")).to_have_text(
-        "Read these before you pick or apply a result, programs may execute them: .github/workflows/ci.yml"
-    )
-    risky = plain_page.get_by_role("region", name=".github/workflows/ci.yml")
-    expect(risky).to_contain_text("programs may execute this file")
-    expect(plain_page.get_by_role("region", name="app.py")).not_to_contain_text("programs may execute")
-    two.get_by_role("button", name="Pick").click()
-    expect(two).to_contain_text("Picked by local")
-    columns = plain_page.get_by_role("region", name="app.py").locator(".result")
-    expect(columns.nth(0).locator(".removed")).to_have_text("-print(2)")
-    expect(columns.nth(0).locator(".added")).to_have_text("+print(1)")
-    expect(columns.nth(1).locator(".added, .removed")).to_have_count(0)
-    expect(columns.nth(2)).to_contain_text("not changed")
-    expect(plain_page.get_by_role("region", name="old.py").locator(".result").first).to_contain_text("deleted")
-    two.get_by_role("button", name="Undo").click()
-    expect(plain_page.locator(".card.result.picked")).to_have_count(0)
-    plain_page.get_by_role("region", name="fake:one").get_by_role("link", name="Compare with this").click()
-    expect(columns.nth(1).locator(".removed")).to_have_text("-print(1)")
-    response = plain_page.goto(f"{server.url}/runs/fanout-1/compare?base=unheard-of")
-    assert response is not None
-    assert response.status == 422
 
 
 def test_a_run_is_compared_with_its_forks(server: UIServer, page: Page) -> None:
