@@ -22,6 +22,7 @@ from holdfast.core.execution.calling.call_retries import await_thread, retry_cal
 from holdfast.core.workflow.steps.step_calls import StepCall, ToolStep, ValueStep
 from holdfast.core.workflow.steps.step_errors import StepError, StepFailed
 from holdfast.core.workflow.steps.step_log import SAGA, WORKFLOW_SCOPE
+from holdfast.core.workflow.suspension import Unwind
 from holdfast.core.workflow.workflow_run import BRANCH_CALLS, FAILED_SCOPE, WorkflowRun
 
 log: logging.Logger = logging.getLogger("holdfast.run")
@@ -118,8 +119,8 @@ class Saga:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._leave_scope()
-        if error is not None and not isinstance(error, Exception):
-            return  # the code is unwound, or the run is stopped
+        if error is not None and (not isinstance(error, Exception) or self._is_resumable_after(error)):
+            return  # the code is unwound, the run is stopped, or its process ends
         if error is None and not self._is_recorded:
             return
         if FAILED_SCOPE.get() is not None:
@@ -129,6 +130,9 @@ class Saga:
         await self._undo_steps()
         if error is None and self._error is not None:
             raise self._error.to_exception(self._step.tool, ())
+
+    def _is_resumable_after(self, error: BaseException) -> bool:
+        return self._run.attempt.stop_state.is_resumable_after(error)
 
     def _leave_scope(self) -> None:
         if self._tokens is not None:
@@ -203,7 +207,14 @@ class WorkflowScope(Saga):
             return RunCancelled(f"run {self._run.attempt.info.run_id} was cancelled")
         if self._error is not None and error is None:
             return self._error.to_exception(WORKFLOW_SCOPE, ())
-        return error if isinstance(error, Exception) else None
+        return None if error is None or self._continues_after(error) else error
+
+    def _continues_after(self, error: BaseException) -> bool:
+        """Whether a later attempt enters the function again: its code was unwound or stopped, or its process ends."""
+        leaves = asyncio.CancelledError | GeneratorExit | SystemExit | KeyboardInterrupt | Unwind
+        if isinstance(error, leaves) or (isinstance(error, BaseExceptionGroup) and error.subgroup(Unwind) is not None):
+            return True
+        return self._is_resumable_after(error)
 
     async def _begin_undo(self) -> None:
         """End what is left of the function, and accept further steps."""
