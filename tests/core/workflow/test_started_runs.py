@@ -11,8 +11,10 @@ from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, App, Approve, ToolResult, User, tool
 from holdfast.checkpoint.errors import StoreUnavailable
-from holdfast.checkpoint.record import Mail, Receipt, RunStatus
+from holdfast.checkpoint.record import Mail, Receipt, RunStatus, StoredRun
+from holdfast.checkpoint.store import END
 from holdfast.core import Tool
+from holdfast.core.run.mail import ENDED_TOPIC
 from holdfast.errors import RunCancelled, RunNotFound
 from holdfast.stores.memory import MemoryStore
 from holdfast.workflows import StartedRun, StepFailed, StepTimeout, background_tools, first, start, wait_for, workflow
@@ -348,3 +350,46 @@ async def test_a_store_that_does_not_answer_is_no_result_of_a_step() -> None:
         await app.submit(parent, run_id="r")
         assert (await app.result("r")).output == "sent"
     assert not Flaky.is_down
+
+
+class EndsDuringRead(MemoryStore):
+    """The child ends, and its notice reaches the process of the parent, while the parent reads that it has not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.was_late = False
+        self._notified = asyncio.Event()
+
+    async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
+        stored = await super().load(run_id, after=after)
+        if run_id == "r" and any(mail.topic.startswith(ENDED_TOPIC) for mail in stored.mail):
+            self._notified.set()
+        if run_id.startswith("r:") and after == END and not self.was_late and not stored.record.is_terminal:
+            self.was_late = True
+            await self._notified.wait()
+        return stored
+
+
+@tool(effect="idempotent")
+async def double_in_background(number: int) -> int:
+    return await (await start(double, inputs={"number": number})).result()
+
+
+@workflow
+async def wait_for_double(number: int) -> int:
+    return await (await start(double, inputs={"number": number})).result()
+
+
+@pytest.mark.parametrize("kind", ["workflow", "agent"])
+async def test_a_run_that_ends_while_its_parent_asks_for_it_gives_its_result(kind: str) -> None:
+    store = EndsDuringRead()
+    model = ScriptedModel(tool_reply(call("c1", "double_in_background", number=4)), "eight")
+    agent = Agent(name="agent", model=model, tools=[double_in_background])
+    async with asyncio.timeout(TIMEOUT), App([wait_for_double, double, agent], store) as app:
+        if kind == "workflow":
+            assert (await app.run(wait_for_double, inputs={"number": 4}, run_id="r")).output == 8
+        else:
+            assert (await app.run(agent, "double 4", run_id="r")).output == "eight"
+            [result] = [message for message in model.requests[-1] if isinstance(message, ToolResult)]
+            assert result.content == 8
+    assert store.was_late

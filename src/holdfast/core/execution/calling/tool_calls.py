@@ -328,7 +328,7 @@ class ToolCalls:
             result = await (request if context.transaction is None else context.transaction).execute()
         except Suspend as suspend:
             wait = self._waits.add_suspended(context, suspend)
-            result = self._waits.resolve(request, wait)
+            result = WAITING if wait.kind == "run" else self._waits.resolve(request, wait)  # that call is repeated
         except (SystemExit, KeyboardInterrupt) as exc:
             # Raised in a task, these two end the event loop before any run is saved.
             process_exit = ProcessExit(exc)
