@@ -14,7 +14,7 @@ from holdfast.checkpoint.workers import WorkerIdentity, this_process
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import NATIVE_CODEC, Reply, System, ToolCall, ToolResult, Usage, User
 from holdfast.core.run.state import CallTime, StepCalls, StepTimes
-from holdfast.core.run.waiting import WaitingCall
+from holdfast.core.run.waiting import WaitingCall, WaitKind
 from holdfast.fanout import ModelResponse, ResponseSnapshot, WriteSnapshot
 from holdfast.fanout.cells import AGENT_PREFIX
 from holdfast.fanout.responses import ASK_TOOL, CellRecord
@@ -185,22 +185,29 @@ HOSTILE = (
 )
 
 
-async def store_hostile_run(store: RunStore | None, run_id: str) -> list[str]:
-    """Store a waiting run in which everything that others can write is hostile. Returns what a reader should see."""
+async def store_hostile_run(store: RunStore | None, run_id: str, kind: WaitKind = "question") -> None:
+    """Store a waiting run in which everything that others can write is hostile, as lines, cells, items and data."""
     assert store is not None
     text = "\n".join(HOSTILE)
+    cells = "\n".join(f"| {line} | {line} |" for line in HOSTILE)
+    items = "\n".join(f"- {line}" for line in HOSTILE)
+    # A line of the text begins with a fence: what follows it is code.
+    rich = f"| {HOSTILE[0]} | b |\n|---|---|\n{cells}\n\n{items}\n\n# {HOSTILE[0]}\n\n{text}"
     label = HOSTILE[1]
     info = RunInfo(
         run_id=run_id, agent_name=HOSTILE[0], caller_id=HOSTILE[1], prompt=text, labels={label: label, "q": label}
     )
-    call = ToolCall(id=HOSTILE[3], name=HOSTILE[2], arguments={HOSTILE[1]: text, "options": list(HOSTILE)})
+    call = ToolCall(id=HOSTILE[3], name=HOSTILE[2], arguments={HOSTILE[1]: HOSTILE[1], "options": [*HOSTILE]})
+    looked = ToolCall(id="look", name="look", arguments={})
+    hints = {HOSTILE[1]: {"description": HOSTILE[0]}, HOSTILE[0]: {"enum": [HOSTILE[5], *HOSTILE]}}
     asked = WaitingCall(
         run_id=run_id,
         call_id=call.id,
         step=2,
         tool=call.name,
-        kind="question",
+        kind=kind,
         arguments=call.arguments,
+        schema={"properties": hints},
         topic="answer:2:x",
         reason=text,
         asked_at=_START,
@@ -210,11 +217,13 @@ async def store_hostile_run(store: RunStore | None, run_id: str) -> list[str]:
     times = StepTimes(20, 0, (CallTime(call.id, 0, 20),))
     ended = Step(at=_START, progress=Progress(steps=1), times=times, traces={call.id: text})
     failed = ToolResult(call_id=call.id, tool=call.name, content=text, error=True)
+    found = ToolResult(call_id="look", tool="look", content={HOSTILE[2]: [*HOSTILE, {line: line for line in HOSTILE}]})
     bodies = [
         (EntryKind.BEGIN, encode(Begin(info=info))),
         (EntryKind.MESSAGE, NATIVE_CODEC.encode(System(text=text))),
-        (EntryKind.MESSAGE, NATIVE_CODEC.encode(Reply(text=text, tool_calls=[call], model=HOSTILE[0]))),
+        (EntryKind.MESSAGE, NATIVE_CODEC.encode(Reply(text=rich, tool_calls=[call, looked], model=HOSTILE[0]))),
         (EntryKind.MESSAGE, NATIVE_CODEC.encode(failed)),
+        (EntryKind.MESSAGE, NATIVE_CODEC.encode(found)),
         (EntryKind.STEP, encode(ended)),
         (EntryKind.MESSAGE, NATIVE_CODEC.encode(Reply(text=text, tool_calls=[call]))),
     ]
@@ -233,4 +242,3 @@ async def store_hostile_run(store: RunStore | None, run_id: str) -> list[str]:
     claim = await store.create(new, worker_id=worker_id)
     assert claim is not None
     await store.release(claim, Release(status=RunStatus.WAITING, reason=text, wake_on=["answer:2:x"]))
-    return [line for line in HOSTILE if "```" not in line and "\r" not in line]

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -165,40 +165,6 @@ def test_a_request_without_credentials_or_scope_is_refused(mounted: UIServer) ->
 def test_a_change_from_another_origin_is_refused(server: UIServer, headers: dict[str, str]) -> None:
     refused = httpx.post(f"{server.url}/runs/any/cancel", headers=headers)
     assert refused.status_code == 403
-
-
-def test_hostile_text_stays_text(server: UIServer, page: Page) -> None:
-    payloads = server.call(store_hostile_run(server.app.store, "hostile"))
-    agents = f"/agents?{urlencode({'agent': '<script>window.hacked = 1</script>'})}"
-    for path in (
-        "/",
-        "/?q=script",
-        "/inbox",
-        "/?q=%3Cscript%3Ewindow.hacked%3D1%3C/script%3E",
-        "/conversations?q=%3Cscript%3E",
-        agents,
-        "/fleet",
-        "/runs/hostile",
-        "/runs/hostile?scale=true&zoom=4&at=0",
-        "/runs/hostile?q=script",
-        "/runs/hostile/content/1/0",
-    ):
-        page.goto(server.url + path)
-        if path == "/runs/hostile":
-            for call in page.locator("details").all():
-                call.evaluate("element => element.open = true")
-            shown = page.locator("main").inner_text()
-            assert [payload for payload in payloads if payload not in shown] == []
-        assert page.evaluate("window.hacked") is None
-        found = page.evaluate(
-            """() => [...document.querySelectorAll("*")].flatMap(element => [...element.attributes]
-                .filter(({name, value}) => name.startsWith("on") ||
-                    (name !== "value" && /^\\s*(javascript|data):/i.test(value)))
-                .map(({name, value}) => name + "=" + value))"""
-        )
-        assert found == []
-        assert page.locator("script").count() == 3, "our own"
-        assert page.locator("main :is(img, iframe, object, embed, base, style, hx-partial, meta, link)").count() == 0
 
 
 def test_the_exported_page_executes_nothing(server: UIServer, page: Page, tmp_path: Path) -> None:
