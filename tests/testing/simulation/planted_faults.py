@@ -192,6 +192,6 @@ FAULTS: dict[str, PlantedFault] = {
         Race.run, "recorded = self._run.find(step)", "recorded = self._run.find(step) and None", "memory", 400
     ),
     "shutdown: a write in flight is cancelled": PlantedFault(
-        shielded, "await asyncio.shield(task)", "await task", "memory", 400
+        shielded, "await asyncio.shield(task)", "await task", "sqlite"
     ),
 }
