@@ -67,3 +67,28 @@ async def test_a_sleep_of_no_time_needs_no_advance() -> None:
     await clock.sleep(timedelta(0))
     await clock.sleep(-SECOND)
     assert clock.monotonic() == 0
+
+
+async def test_days_pass_in_a_few_jumps_and_a_long_sleep_ends_on_time() -> None:
+    clock = ManualClock()
+    ticks: list[float] = []
+
+    async def tick() -> None:
+        while True:
+            await clock.sleep(SECOND)
+            ticks.append(clock.monotonic())
+
+    async def sleep_twice() -> list[float]:
+        await clock.sleep(timedelta(hours=30))
+        first = clock.monotonic()
+        await clock.sleep(timedelta(hours=20))
+        return [first, clock.monotonic()]
+
+    ticking, sleeping = asyncio.ensure_future(tick()), asyncio.ensure_future(sleep_twice())
+    await clock.advance(timedelta(days=3))
+    assert await sleeping == [30 * 3600, 50 * 3600]
+    assert ticks[:60] == list(range(1, 61)), "the first timers fire at their own time"
+    assert len(ticks) < 130
+    assert ticks[-1] == clock.monotonic() == 3 * 86400
+    ticking.cancel()
+    await asyncio.wait([ticking])

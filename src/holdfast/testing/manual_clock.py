@@ -6,15 +6,18 @@ import itertools
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
-#: Timers that one `advance` fires at their own time, and the jumps in which the rest of the time passes.
-_MAX_TIMERS, _JUMPS = 2_000, 100
+#: Times at which one `advance` fires every timer, and the jumps in which the rest of the time passes.
+_MAX_TIMES, _JUMPS = 100, 20
+#: Jumps to timers of their own, in addition.
+_MAX_STOPS = 1_000
 
 
 class ManualTimer:
     """A callback that waits for a `ManualClock`."""
 
-    def __init__(self, callback: Callable[[], None]) -> None:
+    def __init__(self, callback: Callable[[], None], delay: timedelta) -> None:
         self._callback: Callable[[], None] | None = callback
+        self.delay = delay
 
     @property
     def waiting(self) -> bool:
@@ -57,7 +60,7 @@ class ManualClock:
             timer.cancel()
 
     def call_later(self, delay: timedelta, callback: Callable[[], None]) -> ManualTimer:
-        timer = ManualTimer(callback)
+        timer = ManualTimer(callback, delay)
         heapq.heappush(self._timers, (self._now + delay, next(self._order), timer))
         return timer
 
@@ -69,23 +72,38 @@ class ManualClock:
     async def advance(self, duration: timedelta) -> None:
         """Advance the time by `duration`. Fire the timers in order; `now()` is the time of each when it fires.
 
-        Before the first timer and after each one, the other tasks run until they wait again. After 2,000 timers, such
-        as those of loops that look every second for days, the rest of the time passes in 100 jumps.
+        Before the first time and after each one, the other tasks run until they wait again. After 100 times at which
+        timers fired, such as those of loops that look every second for days, the rest passes in 20 jumps. A timer that
+        is longer than such a jump still fires at its own time.
         """
-        end, fired = self._now + duration, 0
+        end, times = self._now + duration, 0
         await _let_others_run()
-        while self._timers and self._timers[0][0] <= end and fired < _MAX_TIMERS:
-            when, _, timer = heapq.heappop(self._timers)
-            self._now = max(self._now, when)
-            timer.fire()
-            fired += 1
-            await _let_others_run()
-        if fired == _MAX_TIMERS:
-            rest = (end - self._now) / _JUMPS
-            for _ in range(_JUMPS):
-                await self.jump(rest)
-                await asyncio.sleep(0.001)  # real time, for the threads of a store
+        while self._timers and self._timers[0][0] <= end and times < _MAX_TIMES:
+            self._now = max(self._now, self._timers[0][0])
+            await self._fire_due()
+            times += 1
+        if times == _MAX_TIMES:
+            await self._jump_to(end)
         self._now = end
+
+    async def _fire_due(self) -> None:
+        """Fire the timers that are due, in order. Then the other tasks run until they wait again."""
+        due: list[ManualTimer] = []
+        while self._timers and self._timers[0][0] <= self._now:
+            due.append(heapq.heappop(self._timers)[2])
+        for timer in due:
+            timer.fire()
+        await _let_others_run()
+
+    async def _jump_to(self, end: datetime) -> None:
+        step, stops = (end - self._now) / _JUMPS, 0
+        while self._now < end:
+            until = min(end, self._now + step)
+            longer = [when for when, _, timer in self._timers if timer.waiting and timer.delay > step and when < until]
+            if longer and stops < _MAX_STOPS:
+                until, stops = max(self._now, min(longer)), stops + 1
+            await self.jump(until - self._now)
+            await asyncio.sleep(0.001)  # real time, for the threads of a store
 
     async def jump(self, duration: timedelta) -> None:
         """Advance the time by `duration` at once, as a suspended machine does.
@@ -96,8 +114,7 @@ class ManualClock:
         await _let_others_run()
         self._now += duration
         while self._timers and self._timers[0][0] <= self._now:
-            heapq.heappop(self._timers)[2].fire()
-            await _let_others_run()
+            await self._fire_due()
 
 
 async def _let_others_run() -> None:
