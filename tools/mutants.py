@@ -58,6 +58,7 @@ _SKIPPED = ("stores/postgres/", "web/ui/", "web/protocols/")
 _PYTEST = ("-m", "pytest", "-q", "-x", "-n", "0", "--no-header", "--tb", "no", "-p", "no:cacheprovider",
            "-p", "tools.covering_tests")  # fmt: skip
 _DESELECTED = ("-k", "not postgres and not front_ends", "--ignore", "tests/web/ui", "--ignore", "tests/web/protocols")
+_IGNORED = ("tests/web/ui/", "tests/web/protocols/")
 _COPIED = (
     "src",
     "tests",
@@ -397,7 +398,9 @@ def _file(test: str) -> str:
 
 
 def _list_modules(path: Path) -> Iterator[Path]:
-    return path.rglob("test_*.py") if path.is_dir() else iter([path])
+    """Return the modules of tests at a path, without those that are left out."""
+    found = path.rglob("test_*.py") if path.is_dir() else iter([path])
+    return (each for each in found if not each.relative_to(ROOT).as_posix().startswith(_IGNORED))
 
 
 def _shorten(text: str) -> str:
