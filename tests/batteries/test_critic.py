@@ -432,6 +432,18 @@ async def test_a_run_that_ended_is_not_watched_any_more() -> None:
     assert escalation.asked == []
 
 
+async def test_a_run_that_is_interrupted_while_it_is_idle_is_not_watched_any_more() -> None:
+    clock, escalation = ManualClock(), Escalation()
+    host = make_host(clock, Critic(escalation, clock=clock))
+    run = asyncio.create_task(host.executor.run(agent_of(Hanging()), "go"))
+    await clock.advance(SOFT * 1.1)
+    assert len(escalation.asked) == 1
+    shutdown = asyncio.create_task(host.executor.shutdown(timedelta(0)))
+    await clock.advance(timedelta(seconds=1))
+    await asyncio.gather(run, shutdown, return_exceptions=True)
+    assert clock.waiting == 0
+
+
 async def test_nothing_of_an_ended_run_stays_in_memory() -> None:
     clock, kept = ManualClock(), list[weakref.ref[AttemptControl]]()
 

@@ -35,6 +35,7 @@ from holdfast.core.errors import Shutdown
 from holdfast.core.ports import RatePermit
 from holdfast.core.run.info import RunInfo
 from holdfast.db.sqlite_tables import MemoryTables
+from holdfast.db.tables import Cursor
 from holdfast.db.urls import tables_from_url
 from holdfast.errors import ModelUnavailable
 from holdfast.stores.memory import MemoryStore
@@ -144,7 +145,7 @@ class TestEveryKindOfWindows:
     async def test_limits_are_shared_and_models_and_keys_are_kept_apart(self, setting: Setting) -> None:
         one, other = setting.make(requests_per_minute=2), setting.make(requests_per_minute=2)
         assert isinstance(await one.acquire(INFO, "gpt", 0), RatePermit)
-        assert isinstance(await other.acquire(INFO, "gpt", 0), RatePermit)
+        assert await other.acquire(INFO, "gpt", 0) == RatePermit(key="gpt", at=START, tokens=0)
         assert await one.acquire(INFO, "gpt", 0) == START + seconds(61)
         assert isinstance(await one.acquire(INFO, "claude", 0), RatePermit)
         by_vendor = setting.make(requests_per_minute=2, key=lambda info, model: model[:3] or None)
@@ -204,6 +205,19 @@ async def test_limits_whose_database_is_damaged_interrupt_the_run(tmp_path: Any)
     with pytest.raises(RateLimitsUnavailable, match="run r is interrupted"):
         await limits.acquire(INFO, "gpt", 0)
     await limits.close()
+
+
+async def test_a_damaged_window_interrupts_the_run_and_says_what_to_delete() -> None:
+    tables = MemoryTables()
+    limits, windows = RateLimits(requests_per_minute=1, tables=tables), WindowTable(tables)
+    await limits.acquire(INFO, "gpt", 0)
+
+    async def damage(cursor: Cursor) -> None:
+        await cursor.execute("UPDATE rate_window SET state = '{'", ())
+
+    await windows.transaction(damage)
+    with pytest.raises(RateLimitsUnavailable, match="the window of gpt cannot be read, delete its row"):
+        await limits.acquire(INFO, "gpt", 0)
 
 
 async def test_a_write_that_is_cancelled_interrupts_the_run_that_waits_for_it() -> None:

@@ -1,6 +1,7 @@
 """Schedules over every kind of job store, and the runner with a host's own parts."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -66,7 +67,7 @@ class TestJobTable:
         await jobs.add(job())
         await jobs.remove("j")
         for missing in (jobs.get("j"), jobs.remove("j")):
-            with pytest.raises(JobNotFound):
+            with pytest.raises(JobNotFound, match="there is no job named 'j'"):
                 await missing
 
     async def test_due_jobs_are_returned_oldest_first(self, jobs: JobTable) -> None:
@@ -290,7 +291,7 @@ async def test_a_failing_job_ends_no_loop(error: BaseException) -> None:
     assert loop.cancelled()
 
 
-async def test_a_cancelled_pass_is_cancelled() -> None:
+async def test_a_cancelled_pass_is_cancelled(caplog: pytest.LogCaptureFixture) -> None:
     host = Host("hangs")
 
     async def run(name: str) -> None:
@@ -300,6 +301,7 @@ async def test_a_cancelled_pass_is_cancelled() -> None:
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(runner.tick(), 0.01)
     assert host.marked == []
+    assert "failed" not in caplog.text
 
 
 async def test_a_slow_job_does_not_delay_another() -> None:
@@ -317,10 +319,12 @@ async def test_a_slow_job_does_not_delay_another() -> None:
 
 
 async def test_in_a_loop_a_hanging_job_does_not_delay_another_and_ends_with_the_loop() -> None:
-    clock, host, ended = ManualClock(), Host("slow", "quick"), asyncio.Event()
+    clock, host, ended = ManualClock(), Host("slow", "stuck", "quick"), asyncio.Event()
 
     async def run(name: str) -> None:
         host.ran.append(name)
+        if name == "stuck":
+            await asyncio.Event().wait()
         if name == "slow":
             try:
                 await asyncio.Event().wait()
@@ -332,7 +336,7 @@ async def test_in_a_loop_a_hanging_job_does_not_delay_another_and_ends_with_the_
     runner = ScheduleRunner(due=host.due, run=run, mark=host.mark, next=host.next, clock=clock)
     loop = asyncio.create_task(runner.loop(timedelta(seconds=5)))
     await clock.advance(timedelta(seconds=11))
-    assert sorted(host.ran) == ["quick", "quick", "quick", "slow"]
+    assert sorted(host.ran) == ["quick", "quick", "quick", "slow", "stuck"]
     loop.cancel()
     await asyncio.gather(loop, return_exceptions=True)
     assert ended.is_set()
@@ -414,6 +418,12 @@ def test_the_next_fire_is_later_also_in_a_repeated_hour(cron: str) -> None:
 def test_an_invalid_cron_expression_or_time_zone_is_refused(cron: str, timezone: str) -> None:
     with pytest.raises(ScheduleError):
         cron_next(cron, timezone, START)
+
+
+def test_without_the_package_for_cron_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cronsim", None)
+    with pytest.raises(ScheduleError, match=r"pip install 'holdfast\[schedule\]'"):
+        cron_next("* * * * *", "UTC", START)
 
 
 def test_the_run_of_a_fire_has_the_same_id_in_every_release() -> None:

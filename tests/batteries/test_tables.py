@@ -1,7 +1,7 @@
 """The tables of batteries: where they are made, for whom, and what they keep."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from urllib.parse import urlsplit
 
@@ -15,12 +15,46 @@ from holdfast import Agent, App, WorkerSettings
 from holdfast.batteries.audit import Audit, AuditQuery
 from holdfast.batteries.budget import Budget, Ledger, Limit, Reservation, Spend
 from holdfast.batteries.budget.ledger import SCHEMA
+from holdfast.batteries.persona import Personas
+from holdfast.batteries.rate_limits import RateLimits
+from holdfast.batteries.schedule import Schedule
+from holdfast.core.agents.agent import ModelTiers
 from holdfast.db.postgres_tables import PostgresTables
-from holdfast.db.tables import TablesError
+from holdfast.db.sqlite_tables import MemoryTables
+from holdfast.db.tables import Tables, TablesError, UsesTables
 from holdfast.db.urls import tables_from_url
 from holdfast.stores.postgres import PostgresStore
 
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
+
+
+class CountedTables(MemoryTables):
+    """Tables that count how often they are closed."""
+
+    closed = 0
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda tables: Audit(tables=tables),
+        lambda tables: Budget(Limit(tokens=1), tables=tables),
+        lambda tables: RateLimits(tables=tables),
+        lambda tables: Schedule(tables=tables),
+        lambda tables: Personas(ModelTiers({"fast": ScriptedModel("done")}), tables=tables),
+    ],
+    ids=["audit", "budget", "rate limits", "schedule", "personas"],
+)
+async def test_a_battery_closes_the_tables_that_it_was_given(make: Callable[[Tables], UsesTables]) -> None:
+    tables = CountedTables()
+    battery = make(tables)
+    await battery.open(MemoryTables())
+    assert tables.closed == 0
+    await battery.close()
+    assert tables.closed == 1
 
 
 @pytest.fixture

@@ -343,6 +343,7 @@ async def test_only_a_call_that_failed_is_marked(collector: Collector) -> None:
 async def test_spans_of_a_workflow_are_below_its_attempt(collector: Collector) -> None:
     @workflow
     async def flow() -> str:
+        await look(password=SECRET)
         with collector.tracer.start_as_current_span("own"):
             return "done"
 

@@ -150,7 +150,7 @@ class Audit:
             self._flush_task.cancel()
             await asyncio.gather(self._flush_task, return_exceptions=True)
             self._flush_task = None
-        if self._pending or self._write_task is not None:
+        if self._pending:
             await self.flush()
         await self._rows.close()
 
