@@ -7,6 +7,7 @@ import pytest
 
 from holdfast import App, RunWaiting, tool
 from holdfast.config import CheckpointSettings
+from holdfast.core.errors import RunFailed
 from holdfast.core.redaction import Redactor
 from holdfast.core.run.run_events import CustomEvent
 from holdfast.runtime.reading.transcript import Transcript
@@ -119,17 +120,36 @@ async def test_map_items_gives_each_result_makes_what_is_missing_and_shows_progr
         with pytest.raises(RunWaiting):
             await app.run(flow, inputs={"items": [1, 2, 3, 4]}, run_id="r")
         assert sorted(made) == [1, 2, 3]
+        assert [str(each) for each in (await app.get("r")).progress] == ["handle 3 of 4, 1 failed"]
         await app.signal("r", "go")
         output = (await app.result("r")).output
         events = [event async for event in app.events("r") if isinstance(event, CustomEvent)]
     assert output == ["10", "20", "StepFailed step work failed: LookupError: three", "40"]
     assert sorted(made) == [1, 2, 3, 4]
     assert [event.value for event in events if event.name == "progress"] == [
-        {"done": 1, "total": 4},
-        {"done": 2, "total": 4},
-        {"done": 3, "total": 4},
-        {"done": 4, "total": 4},
+        {"name": "handle", "done": 1, "total": 4},
+        {"name": "handle", "done": 2, "total": 4},
+        {"name": "handle", "done": 3, "total": 4, "failed": 1},
+        {"name": "handle", "done": 4, "total": 4, "failed": 1},
     ]
+
+
+async def test_the_items_that_a_failed_one_has_cancelled_are_not_done() -> None:
+    @tool
+    async def work(item: int) -> int:
+        if item == 0:
+            raise LookupError("none")
+        await asyncio.Event().wait()
+        return item
+
+    @workflow
+    async def flow() -> list[int]:
+        return await map_items(work, range(3))
+
+    async with App([flow], "memory:") as app:
+        with pytest.raises(RunFailed):
+            await app.run(flow, run_id="r")
+        assert [str(each) for each in (await app.get("r")).progress] == ["work 1 of 3, 1 failed"]
 
 
 async def test_two_apps_of_one_process_share_a_workflow(durable_store_url: str) -> None:

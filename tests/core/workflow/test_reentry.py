@@ -1,6 +1,7 @@
 """Stored runs are re-entered with other code: no call is made, nothing is written, and mismatches are named."""
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import App, tool
+from holdfast import App, RunWaiting, tool
 from holdfast.checkpoint.record import RunFilter
 from holdfast.core.agents.agent import AgentSource
 from holdfast.stores.memory import MemoryStore
@@ -296,3 +297,25 @@ async def test_what_the_code_prints_does_not_reach_stdout(capsys: pytest.Capture
     await reenter(store, make(loud))
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", "loud\n")
+
+
+async def test_code_that_ends_the_process_is_a_mismatch_and_the_other_runs_are_reentered() -> None:
+    async def wait(name: str) -> str:
+        return str(await wait_for("go"))
+
+    async def leave(name: str) -> str:
+        if name == "b":
+            sys.exit(3)
+        return str(await wait_for("go"))
+
+    store = MemoryStore()
+    async with App([Workflow(wait, name="flow")], store) as app:
+        for name in ("a", "b", "c"):
+            with pytest.raises(RunWaiting):
+                await app.run("flow", name, run_id=name)
+    async with App([Workflow(leave, name="flow")], store, worker=False) as app:
+        found = await reenter_runs(app.open_store, app.agents)
+    assert {run.run_id for run in found.runs} == {"a", "b", "c"}
+    [mismatch] = found.mismatches
+    assert mismatch.startswith("run b of flow: it would fail before its first new step")
+    assert "SystemExit: 3" in mismatch

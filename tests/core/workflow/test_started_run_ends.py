@@ -81,8 +81,12 @@ async def test_a_child_whose_agent_no_worker_knows_waits_for_one_that_does(url: 
     other: Workflow[Any] = Workflow(wait_long.function, name="other")
     renamed: Workflow[Any] = Workflow(hold.function, name="hold")
     async with App([renamed, other], url) as app:  # this worker has the parent only
-        with pytest.raises(Exception, match="no agent 'wait_long'"):
-            await app.result("r", through_waits=True)
+        await wait_for_status(app, "r", "waiting")
+        child = await find_child(app, "r")
+        assert (await app.get(child)).status is RunStatus.QUEUED
+        await app.signal(child, "go", "ahead")
+    async with App([hold, wait_long], url) as app:
+        assert (await app.result("r", through_waits=True)).output == "ahead"
 
 
 async def test_a_queued_child_is_executed_by_the_first_worker_that_has_its_agent(url: str) -> None:

@@ -125,6 +125,7 @@ def _print_summary(output: Output, run: RunDetails, pick: Verdict | None) -> Non
         ("wakes", _format_time_and_age(run.wake_at, now)),
         ("time", describe_times(run)),
         ("used", _format_usage(run)),
+        ("progress", "; ".join(map(str, run.progress))),
         ("failed", formatting.format_count(run.failed_calls, "call") if run.failed_calls else ""),
         ("size", formatting.format_size(run.size)),
         ("owner", f"{run.owner} ({'alive' if run.owner_alive else 'dead'})" if run.owner else ""),

@@ -193,6 +193,20 @@ class ChildFinished(RunEvent, frozen=True, kw_only=True, tag="child_finished"):
 PROGRESS, ABANDONED = "progress", "abandoned"
 
 
+class ItemProgress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How far a `map_items` is."""
+
+    #: The name of its function.
+    name: str = ""
+    #: Items that have ended, those of them that failed, and all.
+    done: int
+    total: int
+    failed: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.done} of {self.total}{f', {self.failed} failed' if self.failed else ''}".strip()
+
+
 class CustomEvent(RunEvent, frozen=True, kw_only=True, tag="custom"):
     """Data that the run's own code shows: a chunk of a LangGraph stream, the progress of a workflow. Durable.
 

@@ -13,6 +13,7 @@ from holdfast.core.agents.agent import AgentSource
 from holdfast.core.agents.calls import Effect
 from holdfast.core.agents.tool_context import find_workflow
 from holdfast.core.errors import DefinitionError, RunError
+from holdfast.core.run.run_events import ItemProgress
 from holdfast.core.validation import check_count, check_text
 from holdfast.core.workflow.first import Race
 from holdfast.core.workflow.function.function_thread import FunctionThread
@@ -79,7 +80,7 @@ async def map_items(
     """Call `function` with each item, at most `limit` at the same time, and return the results in order.
 
     The steps within are recorded one by one: a resumed workflow makes those that are missing. Watchers get a
-    `CustomEvent` named `progress`, up to a hundred times, with the items that are done and all.
+    `CustomEvent` named `progress`, up to a hundred times: an `ItemProgress`, which `App.get` and `show` show too.
 
     Args:
         return_exceptions: return the exception of an item as its result. Otherwise it cancels the others.
@@ -91,7 +92,7 @@ async def map_items(
     check_count("limit", limit)
     slots = asyncio.Semaphore(limit)
 
-    progress = MapProgress(run)
+    progress = MapProgress(run, str(getattr(function, "name", getattr(function, "__name__", "items"))))
 
     async def call_one(item: Any) -> Any:
         async with slots:
@@ -117,10 +118,10 @@ async def map_items(
 class MapProgress:
     """Shows how many items of a `map_items` are done, those that an earlier attempt has done at once."""
 
-    def __init__(self, run: WorkflowRun) -> None:
-        self._run = run
+    def __init__(self, run: WorkflowRun, name: str) -> None:
+        self._run, self._name = run, name
         self._recorded = frozenset(run.steps.results)
-        self._done = 0
+        self._done = self._failed = 0
         self.total = 0
 
     async def call(self, function: Callable[[Any], Awaitable[Any]], item: Any) -> Any:
@@ -128,12 +129,20 @@ class MapProgress:
         calls: set[str] = set()
         BRANCH_CALLS.set((*BRANCH_CALLS.get(), calls))  # in the task of the item
         try:
-            return await function(item)
-        finally:
-            self._done += 1
-            is_shown = self._done == self.total or self._done % max(1, self.total // 100) == 0
-            if is_shown and not calls <= self._recorded and not self._run.suspension.is_unwinding:
-                await self._run.show_progress(self._done, self.total)
+            result = await function(item)
+        except Exception:  # user code may raise anything
+            self._failed += 1
+            await self._show(is_new=not calls <= self._recorded)
+            raise
+        await self._show(is_new=not calls <= self._recorded)
+        return result
+
+    async def _show(self, *, is_new: bool) -> None:
+        self._done += 1
+        is_shown = self._done == self.total or self._done % max(1, self.total // 100) == 0
+        if is_shown and is_new and not self._run.suspension.is_unwinding:
+            shown = ItemProgress(name=self._name, done=self._done, total=self.total, failed=self._failed)
+            await self._run.show_progress(shown)
 
 
 async def call(

@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -90,6 +90,12 @@ class ReentryLoop(WorkflowLoop):
     def make_run(self, context: StepContext, life: Life) -> WorkflowRun:
         self.run_made = ReentryRun(context, life)
         return self.run_made
+
+    async def _call_function(self, run: WorkflowRun, arguments: dict[str, Any]) -> Any:
+        try:
+            return await super()._call_function(run, arguments)
+        except SystemExit as exc:  # it would end the process that re-enters the other runs too
+            raise RunError(f"its code ends the process: SystemExit: {exc}") from exc
 
 
 async def reenter(

@@ -71,14 +71,13 @@ async def start(
     The same call after a crash gives the same run. It is a child, and is cancelled when this run ends.
 
     Args:
-        agent: one that the App knows, or its name.
+        agent: or the name of one. The run stays queued until a worker has an agent with that name.
         inputs: structured data for the agent, or the arguments of the workflow, as plain JSON data.
         key: tells several runs with the same input apart.
         detached: the run is no child: it outlives this one.
 
     Raises:
         RunError: called neither in a workflow nor in a tool, or there is no store.
-        DefinitionError: the App does not know the agent.
     """
     name = agent if isinstance(agent, str) else agent.name
     if isinstance(workflow := find_workflow(), WorkflowRun):

@@ -17,7 +17,7 @@ from holdfast.core.execution.calling.waits import WAITING
 from holdfast.core.execution.step import StepContext, take_messages
 from holdfast.core.run.messages import Reply, ToolCall, ToolResult, User
 from holdfast.core.run.prompt import summarize_prompt
-from holdfast.core.run.run_events import ABANDONED, PROGRESS, CustomEvent, StepStarted
+from holdfast.core.run.run_events import ABANDONED, PROGRESS, CustomEvent, ItemProgress, StepStarted
 from holdfast.core.workflow.restart import Life
 from holdfast.core.workflow.steps.step_calls import StepCall, ToolStep
 from holdfast.core.workflow.steps.step_errors import StepError
@@ -229,9 +229,9 @@ class WorkflowRun:
                 break
         return None
 
-    async def show_progress(self, done: int, total: int) -> None:
+    async def show_progress(self, progress: ItemProgress) -> None:
         """Show watchers how far a part of the workflow is, and record it with the next save."""
-        await self._context.emit_custom(PROGRESS, {"done": done, "total": total})
+        await self._context.emit_custom(PROGRESS, msgspec.to_builtins(progress))
 
     def record_abandoned(self) -> None:
         """Record the calls of earlier attempts that the code has not repeated: the life that they belong to is over."""

@@ -14,6 +14,7 @@ from holdfast.checkpoint.record import RunFilter, RunRecord, RunStatus, StoredRu
 from holdfast.checkpoint.store import RunStore
 from holdfast.core.errors import DefinitionError
 from holdfast.core.run.info import FORK_LABEL
+from holdfast.core.run.run_events import ItemProgress
 from holdfast.core.run.status import AttemptEnd
 from holdfast.core.validation import to_utc
 from holdfast.runtime.reading.run_summary import RunSummary, summarize_run
@@ -29,6 +30,8 @@ class RunDetails(RunSummary, frozen=True, kw_only=True):
     decided_calls: tuple[CallRecord, ...] = ()
     #: Calls in the journal whose tool failed: the model has read the error.
     failed_calls: int = 0
+    #: How far each `map_items` of a workflow is, the latest of each function.
+    progress: tuple[ItemProgress, ...] = ()
     #: Which workers executed the run, oldest first: the newest attempts. Empty if a version that did not record them
     #: executed it.
     attempts: tuple[AttemptRecord, ...] = ()
@@ -178,6 +181,7 @@ def read_details(stored: StoredRun) -> RunDetails:
         pending_calls=tuple(transcript.unanswered),
         decided_calls=tuple(call for call in transcript.calls if call.decision is not None),
         failed_calls=sum(call.state == "error" for call in transcript.calls),
+        progress=tuple(transcript.progress.values()),
         attempts=read_attempts(stored.record),
         output=outcome.output if status is RunStatus.DONE else None,
         error=outcome.error or stored.record.reason if status is RunStatus.FAILED else None,

@@ -1,6 +1,7 @@
 """Transcript: the readable items of a journal (messages, calls, steps). Needs no agent's code."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, Literal, Self
 
@@ -14,7 +15,7 @@ from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import RunRecord
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import NO_USAGE, Reply, System, ToolCall, ToolResult, Usage, User
-from holdfast.core.run.run_events import ABANDONED
+from holdfast.core.run.run_events import ABANDONED, PROGRESS, ItemProgress
 from holdfast.core.run.state import NO_CALLS, PhaseOutput, StepCalls, StepTimes
 from holdfast.core.run.turns import TurnInput, TurnRecord
 from holdfast.core.run.waiting import Decision, WaitingCall, WaitKind
@@ -151,6 +152,8 @@ class Transcript:
         self.calls: list[CallRecord] = []
         #: The latest call of each id: ids are unique only within a reply.
         self._calls_by_id: dict[str, CallRecord] = {}
+        #: The latest progress of each `map_items`, by the name of its function.
+        self.progress: dict[str, ItemProgress] = {}
 
     def read(self, entries: Iterable[Entry]) -> list[TranscriptItem]:
         """Return the items of the next entries. ADOPT entries have none: they refer to earlier results."""
@@ -220,11 +223,15 @@ class Transcript:
                 self._read_event(entry.body)
 
     def _read_event(self, body: bytes) -> None:
-        """Mark the calls that a workflow has not repeated when its function returned."""
+        """Take the progress of a workflow, and mark the calls that it has not repeated when its function returned."""
         event = msgspec.json.decode(body)
-        if (event.get("type"), event.get("name")) != ("custom", ABANDONED):
+        if event.get("type") != "custom":
             return
-        for call_id in event.get("value") or ():
+        if event.get("name") == PROGRESS:
+            with suppress(msgspec.ValidationError):  # an event of the user's own code may have this name
+                progress = msgspec.convert(event.get("value"), ItemProgress)
+                self.progress[progress.name] = progress
+        for call_id in (event.get("value") or ()) if event.get("name") == ABANDONED else ():
             if (call := self._calls_by_id.get(call_id)) is not None:
                 call.state = "abandoned"
 

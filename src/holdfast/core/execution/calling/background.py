@@ -10,7 +10,7 @@ import msgspec
 from holdfast.concurrency import run_in_background, shielded
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.errors import RunCancelled, RunError, RunFailed, SaveFailed
-from holdfast.core.execution.attempt import Attempt
+from holdfast.core.execution.attempt import Attempt, log
 from holdfast.core.ports import BackgroundRun, BackgroundRuns
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.mail import ENDED_TOPIC, EndNotice, Mail, make_ended_topic
@@ -34,13 +34,13 @@ class StartedRuns:
             raise RunError("runs in the background need a store: give the App one")
         return port
 
-    def find_agent(self, agent: AgentSource | str) -> AgentSource:
-        """Return the agent that is meant, which every worker finds by its name.
-
-        Raises:
-            DefinitionError: the App does not know it.
-        """
-        return self._attempt.services.find_agent(agent if isinstance(agent, str) else agent.name)
+    def find_agent(self, agent: AgentSource | str) -> AgentSource | str:
+        """Return the agent that is meant, which workers find by its name; the name if only other processes know it."""
+        name = agent if isinstance(agent, str) else agent.name
+        known = self._attempt.services.ports.agents.get(name)
+        if known is None:
+            log.warning("run %s starts agent %s, which this process lacks", self._attempt.info.run_id, name)
+        return name if known is None else known
 
     def load_output(self, agent: str, stored: Any) -> Any:
         """Return an output from its stored form. That of an agent which is not known here stays plain data."""

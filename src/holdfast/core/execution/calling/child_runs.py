@@ -244,7 +244,7 @@ class ChildRuns:
         if self._interrupting_error is not None and self._interrupting_error is not error:
             raise self._interrupting_error from error
 
-    def _make_info(self, agent: AgentSource, prompt: str, key: str, inputs: Mapping[str, Any] | None) -> RunInfo:
+    def _make_info(self, agent: AgentSource | str, prompt: str, key: str, inputs: Mapping[str, Any] | None) -> RunInfo:
         above = self._parent.info
         return RunInfo.create(
             agent,
