@@ -13,11 +13,11 @@ ROOT = Path(__file__).parents[3]
 
 
 @contextmanager
-def killed_after(store: str, *arguments: str) -> Iterator[None]:
+def killed_after(store: str, *arguments: str) -> Iterator["subprocess.Popen[bytes]"]:
     """A worker process, killed at the end."""
     worker = subprocess.Popen([sys.executable, "-m", "tests.web.ui.worker_main", store, *arguments], cwd=ROOT)
     try:
-        yield
+        yield worker
     finally:
         worker.kill()
         worker.wait()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from tests.web.ui.test_killed_worker import killed_after
 from holdfast.app import App
 from holdfast.checkpoint.errors import RunNotFound
 from holdfast.core.run.waiting import Approve
-from holdfast.runtime.reading.formatting import format_cost, format_number
+from holdfast.runtime.reading.formatting import format_cost, format_count, format_number
 from holdfast.runtime.reading.run_summary import describe_times, format_times
 from holdfast.web.api import make_api
 from holdfast.web.auth import LOCAL_PRINCIPAL
@@ -43,7 +44,7 @@ def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def served(store: str) -> Iterator[UIServer]:
-    """Runs that have ended: after an approval, after a parked call, after a failure, and after a killed worker."""
+    """Runs that have ended: after an approval, a parked call, a failure, a killed worker, and one after all of them."""
     with UIServer(store, make_site) as server:
         server.submit("clerk", "Pay.", "waited")
         server.wait_for("waited", "waiting")
@@ -53,8 +54,18 @@ def served(store: str) -> Iterator[UIServer]:
         server.submit("broken", "Try.", "failed")
         with killed_after(store):
             server.call(wait_for_step(server.app, "novel"))
+        with killed_after(store, "print") as printer:
+            assert printer.wait() == -signal.SIGKILL, "in the call"
         with killed_after(store, "finish"):
             server.wait_for("novel", "done")
+            server.wait_for("book", "parked")
+            server.call(server.app.unpark("book", {"p1": "3 copies"}))
+            server.wait_for("book", "waiting")
+            server.call(server.app.cancel("book"))
+            server.call(server.app.requeue("book"))
+            server.wait_for("book", "waiting")
+            server.call(server.app.answer("book", "s1", Approve()))
+            server.wait_for("book", "done")
         for run_id in ("waited", "parked", "failed"):
             server.wait_for(run_id, "done", "failed")
         yield server
@@ -71,7 +82,7 @@ async def wait_for_step(app: App, run_id: str) -> None:
             await app.store.wait_for_change(timedelta(milliseconds=20))
 
 
-@pytest.mark.parametrize("run_id", ["waited", "parked", "failed", "novel"])
+@pytest.mark.parametrize("run_id", ["waited", "parked", "failed", "novel", "book"])
 def test_list_run_page_timeline_show_and_api_agree(served: UIServer, page: Page, store: str, run_id: str) -> None:
     run = served.call(served.app.get(run_id))
     assert run.total == run.elapsed + run.waited
@@ -98,16 +109,26 @@ def test_list_run_page_timeline_show_and_api_agree(served: UIServer, page: Page,
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert re.search(r"^time +(.*)$", shown, re.MULTILINE)[1] == times  # type: ignore[index]
     document = json.loads(subprocess.run([*command, "--json"], capture_output=True, check=True).stdout)["run"]
+    used = f"{format_count(run.steps, 'step')}, {format_number(run.usage.total_tokens)} tokens"
+    assert re.search(r"^used +(.*)$", shown, re.MULTILINE)[1] == (f"{used}, {cost}" if run.usage.cost_usd else used)  # type: ignore[index]
     answer = httpx.get(f"{served.url}/api/runs/{run_id}").json()
+    assert [answer[name] for name in ("total", "elapsed", "waited")] == [
+        each.total_seconds() for each in (run.total, run.elapsed, run.waited)
+    ]
+    assert answer["usage"].get("cost_usd", 0) == run.usage.cost_usd
     names = ("total", "elapsed", "waited", "usage", "steps")
     assert [answer[name] for name in names] == [document[name] for name in names]
 
 
-def test_the_agents_page_has_the_same_cost_and_execution_time(served: UIServer, page: Page) -> None:
-    run = served.call(served.app.get("novel"))
-    assert [attempt.end for attempt in run.attempts] == ["died", "done"]
-    page.goto(f"{served.url}/agents?agent=novelist")
-    row = page.locator("tbody tr", has_text="novelist").first
+ENDS = {"novel": ["died", "done"], "book": ["died", "parked", "waiting", "waiting", "done"]}
+
+
+@pytest.mark.parametrize("run_id", ENDS)
+def test_the_agents_page_has_the_same_cost_and_execution_time(served: UIServer, page: Page, run_id: str) -> None:
+    run = served.call(served.app.get(run_id))
+    assert [attempt.end for attempt in run.attempts] == ENDS[run_id]
+    page.goto(f"{served.url}/agents?agent={run.agent}")
+    row = page.locator("tbody tr", has_text=run.agent).first
     assert row.locator("[data-label=Runs]").inner_text() == "1"
     assert row.locator("[data-label=Cost]").inner_text() == format_cost(run.usage.cost_usd)
     assert row.locator("[data-label=p50]").inner_text() == format_times(run)[1]
