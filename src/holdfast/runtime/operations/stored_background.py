@@ -5,7 +5,7 @@ from contextlib import contextmanager, suppress
 
 from holdfast.checkpoint.claims import cancel_run
 from holdfast.checkpoint.codec import Outcome, decode, encode, encode_begin
-from holdfast.checkpoint.errors import RunEnded, RunExists, RunNotClaimable, RunNotFound, StoreUnavailable
+from holdfast.checkpoint.errors import RunEnded, RunExists, RunNotClaimable, RunNotFound, StoreError
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.progress import Progress
@@ -90,7 +90,7 @@ def _interrupt_on_outage() -> Iterator[None]:
     """Interrupt the run that asks while the store does not answer. It is no result of its step, which is repeated."""
     try:
         yield
-    except StoreUnavailable as exc:
+    except StoreError as exc:
         raise RunInterrupted(f"the store does not answer: {exc}") from exc
 
 
