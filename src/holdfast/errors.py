@@ -21,7 +21,7 @@ HoldfastError
 │   ├── RunBusy, RunExists (is a RunError too), RunConflict, RunNotFound, RunDamaged
 │   ├── RunNotClaimable         LimitReached
 │   ├── RunEnded                of a conversation: ConversationClosed
-│   ├── NotWaiting, AlreadyAnswered, TurnConflict, UnreadMail, InvalidCursor
+│   ├── NotWaiting, AlreadyAnswered, TurnConflict, TurnNotFound, UnreadMail, InvalidCursor
 │   └── UnknownVersion, RecordDecodeError, TranscriptTooLarge
 ├── TablesError                 errors of the batteries' tables: TablesUnavailable
 ├── AuditError, BudgetError, CriticError, RateLimitError
@@ -72,6 +72,7 @@ from holdfast.checkpoint.errors import (
     StoreUnavailable,
     TranscriptTooLarge,
     TurnConflict,
+    TurnNotFound,
     UnknownVersion,
     UnreadMail,
 )
@@ -205,6 +206,7 @@ __all__ = [
     "TurnConflict",
     "TurnFailed",
     "TurnInterrupted",
+    "TurnNotFound",
     "UnknownTool",
     "UnknownVersion",
     "UnreadMail",

@@ -32,6 +32,7 @@ async def test_messages_are_answered_turn_by_turn(ann: httpx.AsyncClient) -> Non
             )
         turn = (await ann.get(f"{CHAT}/turns/m{number}")).json()
         assert (turn["status"], turn["output"], turn["number"]) == ("done", f"you said {text}", number)
+    assert "has no message 'm9'" in check_problem(await ann.get(f"{CHAT}/turns/m9"), 404, "TurnNotFound")
     history = (await ann.get(CHAT)).json()
     assert [turn["prompt"] for turn in history["turns"]] == ["hello", "again"]
     listed = (await ann.get("/conversations")).json()["runs"]

@@ -213,6 +213,18 @@ class TurnConflict(CheckpointError):
         self.turn_id = turn_id
 
 
+class TurnNotFound(CheckpointError):
+    """The conversation has no message with this id.
+
+    What to do: Use an id that `send` or `post` of this conversation has returned.
+    """
+
+    def __init__(self, run_id: str, turn_id: str) -> None:
+        super().__init__(f"conversation {run_id} has no message {turn_id!r:.80}")
+        self.run_id = run_id
+        self.turn_id = turn_id
+
+
 class UnreadMail(CheckpointError):
     """The run has mail that it has to read first. Nothing was written, and the claim is still held.
 

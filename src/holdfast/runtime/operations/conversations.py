@@ -14,7 +14,6 @@ from holdfast.checkpoint.claims import cancel_run
 from holdfast.checkpoint.codec import decode
 from holdfast.checkpoint.delta import RECENT_TURNS, JournaledTurn, read_turns
 from holdfast.checkpoint.errors import (
-    CheckpointError,
     ConversationClosed,
     RunBusy,
     RunConflict,
@@ -22,6 +21,7 @@ from holdfast.checkpoint.errors import (
     RunNotClaimable,
     RunNotFound,
     TurnConflict,
+    TurnNotFound,
 )
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import Mail, Receipt, RunRecord, RunStatus
@@ -235,7 +235,7 @@ class Conversation(Generic[OutputT]):
         """Wait for the turn of a message that was sent. Raises as `send`.
 
         Raises:
-            CheckpointError: no message has this id.
+            TurnNotFound: no message has this id.
         """
         # Before the record: a message that is read meanwhile is in the record.
         unread = [mail.mail_id for mail in (await self._store.load(self.run_id, after=END)).mail]
@@ -244,7 +244,7 @@ class Conversation(Generic[OutputT]):
             return await self._wait(turn_id, progress.turns)
         turn = await self._turns.find_ended(progress, turn_id, scan=True)
         if turn is None:
-            raise CheckpointError(f"conversation {self.run_id} has no message {turn_id!r:.80}")
+            raise TurnNotFound(self.run_id, turn_id)
         return self._turns.finish(turn)
 
     async def _post(self, content: Prompt, id: str | None, when: When) -> tuple[str, int | None]:

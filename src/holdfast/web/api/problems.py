@@ -20,6 +20,7 @@ from holdfast.checkpoint.errors import (
     StoreClosed,
     StoreError,
     StoreUnavailable,
+    TurnNotFound,
 )
 from holdfast.core.errors import (
     DefinitionError,
@@ -43,6 +44,7 @@ log = logging.getLogger("holdfast.web")
 #: The first class that an error is an instance of decides. Other errors are 500.
 _STATUSES: tuple[tuple[type[HoldfastError], int], ...] = (
     (RunNotFound, 404),
+    (TurnNotFound, 404),
     (JobNotFound, 404),
     (NotWaiting, 404),
     (InvalidCursor, 422),
