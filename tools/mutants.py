@@ -45,11 +45,11 @@ MAX_SECONDS = 60
 TESTS = {
     "core": ("tests/core", "tests/app", "tests/runtime"),
     "checkpoint": ("tests/checkpoint", "tests/runtime", "tests/core", "tests/stores"),
-    "runtime": ("tests/runtime", "tests/app", "tests/core", "tests/web", "tests/cli/test_format.py"),
+    "runtime": ("tests/runtime", "tests/app", "tests/core", "tests/web", "tests/cli/test_top.py"),
     "stores": ("tests/stores", "tests/runtime", "tests/app"),
     "fanout": ("tests/fanout", "tests/cli/test_compare.py"),
     "batteries": ("tests/batteries",),
-    "adapters": ("tests/adapters", "tests/runtime/reading"),
+    "adapters": ("tests/adapters", "tests/runtime/reading", "tests/runtime/operations/test_messages.py"),
     "web": ("tests/web", "tests/fanout/test_http.py"),
 }
 _PUBLIC_API = "tests/public_api"

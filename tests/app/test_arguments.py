@@ -5,13 +5,16 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.scripted_model import ScriptedModel
+from tests.scripted_model import ScriptedModel, call, tool_reply
 
-from holdfast import Agent, App, Bounds, Phase, tool
+from holdfast import Agent, App, Bounds, Phase, RunWaiting, tool
+from holdfast.checkpoint.errors import RunNotClaimable
 from holdfast.core import Tool
 from holdfast.core.errors import DefinitionError, InvalidRunId
 from holdfast.fanout import FanoutSettings
+from holdfast.runtime.operations.bulk_actions import BULK_ACTIONS
 from holdfast.stores.memory import MemoryStore
+from holdfast.workflows import background_tools
 
 MODEL = ScriptedModel("never")
 AGENT = Agent(name="a", model=MODEL)
@@ -130,3 +133,40 @@ async def test_a_timeout_that_is_no_duration_and_an_unknown_on_cancel_are_refuse
             await app.run(AGENT, "go", on_cancel=wrong)
         with pytest.raises(DefinitionError, match="on_cancel is 5: give one of"):
             await app.resume("r", on_cancel=wrong)
+
+
+async def test_an_agent_with_the_name_of_another_one_of_the_app_is_refused() -> None:
+    async with App([AGENT], MemoryStore()) as app:
+        with pytest.raises(DefinitionError, match="another agent of this App is named 'a'"):
+            await app.run(Agent(name="a", model=MODEL), "go")
+
+
+async def test_an_id_of_a_message_has_at_most_200_characters() -> None:
+    async with App([AGENT], MemoryStore(), worker=False) as app:
+        await app.submit(AGENT, "go", run_id="r")
+        assert await app.send("r", "hello", id="x" * 200) == "x" * 200
+        for wrong in ("", "x" * 201, "answer:1", "turn:1"):
+            with pytest.raises(DefinitionError, match="the id is"):
+                await app.send("r", "hello", id=wrong)
+
+
+def test_background_tools_without_agents_are_refused() -> None:
+    with pytest.raises(DefinitionError, match="got no agents"):
+        background_tools([])
+
+
+async def test_a_run_that_waits_for_an_answer_is_not_resumed_by_hand() -> None:
+    @tool(approval=True)
+    async def pay() -> None: ...
+
+    agent = Agent(name="payer", model=ScriptedModel(tool_reply(call("c", "pay")), "done"), tools=[pay])
+    async with App([agent], MemoryStore()) as app:
+        with pytest.raises(RunWaiting):
+            await app.run(agent, "go", run_id="r")
+        with pytest.raises(RunNotClaimable):
+            await app.requeue("r")
+        assert (await app.get("r")).reason == "approval of pay (c)"
+
+
+def test_actions_that_cannot_be_taken_back_are_confirmed() -> None:
+    assert {name for name, action in BULK_ACTIONS.items() if action.is_destructive} == {"cancel", "remove"}

@@ -12,7 +12,7 @@ from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
 from holdfast import NOT_EXECUTED, Agent, App, CheckpointSettings, Reply, Retry, Usage, current_call, tool
-from holdfast.batteries.audit import Audit, AuditQuery, AuditRow, AuditTable
+from holdfast.batteries.audit import Audit, AuditError, AuditQuery, AuditRow, AuditTable
 from holdfast.core import Executor, Ports
 from holdfast.core.agents.calls import UNKNOWN
 from holdfast.core.redaction import REDACTED, Redactor
@@ -261,6 +261,12 @@ async def test_a_batch_whose_flush_is_cancelled_is_written_once(end: str) -> Non
     tables.answer.set()
     await closing
     assert [each.run_id for each in await AuditTable(tables).query(AuditQuery())] == ["r0", "r1", "r2"]
+
+
+def test_a_capacity_of_at_least_one_row_is_needed() -> None:
+    Audit(capacity=1)
+    with pytest.raises(AuditError, match="capacity is 0"):
+        Audit(capacity=0)
 
 
 async def test_an_app_writes_queued_rows_before_it_closes() -> None:

@@ -1,6 +1,7 @@
 """Budgets over every kind of ledger, across resumes, children and processes."""
 
 import asyncio
+import math
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -262,6 +263,9 @@ async def test_a_limit_that_is_raised_for_one_account_lets_its_run_resume() -> N
         await budget.set_limit("caller:ann", "tokens", 500.0)
         [first, _] = await budget.accounts()
         assert (first.name, first.limit.tokens, first.changed) == ("caller:ann", 500, frozenset({"tokens"}))
+        assert first.share == 60 / 500
+        assert msgspec.structs.replace(first, limit=Limit(runs=1)).share == 1
+        assert msgspec.structs.replace(first, limit=Limit(runs=0)).share == math.inf
         assert (await app.result("r1", through_waits=True)).output == "done"
 
 

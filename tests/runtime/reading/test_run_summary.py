@@ -1,5 +1,6 @@
 """The sentence, the times and the reason of a run, as every list and page shows them."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -19,6 +20,7 @@ from holdfast.runtime.reading.formatting import (
     format_arguments,
     format_call,
     format_count,
+    format_duration,
     format_span,
     format_whole_call,
 )
@@ -26,6 +28,7 @@ from holdfast.runtime.reading.run_summary import (
     RunSummary,
     describe_reason,
     describe_run,
+    describe_status,
     describe_times,
     measure_times,
     summarize_run,
@@ -122,6 +125,21 @@ async def test_a_run_says_what_it_does_or_needs(changes: dict[str, Any], text: s
     assert await describe([], **changes) == text
 
 
+async def test_names_and_calls_are_shown_as_code() -> None:
+    run = summarize_run(await make_record(), NOW)
+
+    def find_code(waits: list[WaitingCall], **changes: Any) -> list[str]:
+        pieces = describe_run(msgspec.structs.replace(run, **changes), waits, NOW)
+        return [piece.text for piece in pieces if piece.is_code]
+
+    kinds = ("approval", "result", "signal", "child", "run", "question", "timer")
+    shown = [find_code([wait(kind)], status=RunStatus.WAITING) for kind in kinds]
+    assert shown == [["book(room=7)"], ["book(room=7)"], ["paid"], ["book"], ["Which room?"], [], []]
+    assert find_code([], status=RunStatus.RUNNING, owner="w") == ["w"]
+    assert find_code([], status=RunStatus.INTERRUPTED, owner="w") == ["w"]
+    assert describe_status(RunStatus.DONE, "any") == ""
+
+
 async def test_calls_are_not_what_a_run_over_its_budget_waits_for() -> None:
     shown = await describe([wait("signal")], status=RunStatus.WAITING, wake_on=(BUDGET_TOPIC,), reason="its budget")
     assert shown == "waits for its budget"
@@ -202,32 +220,39 @@ def test_rates_need_time_to_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shown", "text"),
+    ("show", "given", "text"),
     [
-        (format_age(timedelta(seconds=4.9)), "now"),
-        (format_age(timedelta(seconds=-0.9)), "now"),
-        (format_age(timedelta(seconds=5)), "5 s ago"),
-        (format_age(timedelta(seconds=-1)), "in 1 s"),
-        (format_age(timedelta(minutes=5)), "5 min ago"),
-        (format_age(timedelta(minutes=-5)), "in 5 min"),
-        (format_span(timedelta(seconds=9.94)), "9.9 s"),
-        (format_span(timedelta(seconds=10)), "10 s"),
-        (format_span(timedelta(seconds=60)), "1 min"),
-        (format_span(timedelta(hours=3, minutes=20)), "3 h 20 min"),
-        (format_span(timedelta(days=2, hours=5)), "2 d 5 h"),
-        (format_amount(0, "cost_usd"), "$0.00"),
-        (format_amount(0.05, "cost_usd"), "$0.0500"),
-        (format_amount(0.1, "cost_usd"), "$0.10"),
-        (format_amount(12_000, "tokens"), "12,000 tokens"),
-        (format_amount(1, "runs"), "1 run"),
-        (format_amount(300, "seconds"), "5 min"),
-        (format_count(1, "retry", "retries"), "1 retry"),
-        (format_count(2, "retry", "retries"), "2 retries"),
-        (format_call("pay", [1]), "pay([1])"),
-        (format_arguments({"text": "x" * 70}), 'text="' + "x" * 58 + "…"),
-        (format_whole_call("pay", {"text": "x" * 93}), 'pay(text="' + "x" * 93 + '")'),
-        (format_whole_call("pay", {"text": "x" * 94}), 'pay({\n  "text": "' + "x" * 94 + '"\n})'),
+        (format_age, (timedelta(seconds=4.9),), "now"),
+        (format_age, (timedelta(seconds=-0.9),), "now"),
+        (format_age, (timedelta(seconds=5),), "5 s ago"),
+        (format_age, (timedelta(seconds=-1),), "in 1 s"),
+        (format_age, (timedelta(minutes=5),), "5 min ago"),
+        (format_age, (timedelta(minutes=-5),), "in 5 min"),
+        (format_duration, (timedelta(seconds=0.099),), "99 ms"),
+        (format_duration, (timedelta(seconds=9.9),), "9.9 s"),
+        (format_duration, (timedelta(hours=1),), "1 h"),
+        (format_duration, (timedelta(hours=5, minutes=59),), "5 h 59 min"),
+        (format_duration, (timedelta(hours=6, minutes=20),), "6 h"),
+        (format_duration, (timedelta(minutes=59),), "59 min"),
+        (format_duration, (timedelta(days=1, hours=11),), "35 h"),
+        (format_span, (timedelta(seconds=9.94),), "9.9 s"),
+        (format_span, (timedelta(seconds=10),), "10 s"),
+        (format_span, (timedelta(seconds=60),), "1 min"),
+        (format_span, (timedelta(hours=3, minutes=20),), "3 h 20 min"),
+        (format_span, (timedelta(days=2, hours=5),), "2 d 5 h"),
+        (format_amount, (0, "cost_usd",), "$0.00"),
+        (format_amount, (0.05, "cost_usd",), "$0.0500"),
+        (format_amount, (0.1, "cost_usd",), "$0.10"),
+        (format_amount, (12_000, "tokens",), "12,000 tokens"),
+        (format_amount, (1, "runs",), "1 run"),
+        (format_amount, (300, "seconds",), "5 min"),
+        (format_count, (1, "retry", "retries",), "1 retry"),
+        (format_count, (2, "retry", "retries",), "2 retries"),
+        (format_call, ("pay", [1],), "pay([1])"),
+        (format_arguments, ({"text": "x" * 70},), 'text="' + "x" * 58 + "…"),
+        (format_whole_call, ("pay", {"text": "x" * 93},), 'pay(text="' + "x" * 93 + '")'),
+        (format_whole_call, ("pay", {"text": "x" * 94},), 'pay({\n  "text": "' + "x" * 94 + '"\n})'),
     ],
 )  # fmt: skip
-def test_figures_are_read_by_people(shown: str, text: str) -> None:
-    assert shown == text
+def test_figures_are_read_by_people(show: Callable[..., str], given: tuple[Any, ...], text: str) -> None:
+    assert show(*given) == text

@@ -56,6 +56,7 @@ async def test_calls_that_need_an_approval_are_followed_from_question_to_result(
         ]
         assert [each.original_arguments for each in calls] == [None, None, {"amount": 40}, None]
         assert kinds[-1] == "outcome"
+        assert (await app.get("r1")).failed_calls == 2
         first, second = (call.decision for call in (await app.get("r1")).decided_calls)
         assert first is not None
         assert second is not None
