@@ -304,7 +304,7 @@ async def test_phases_of_a_persona_have_their_own_models_and_tools() -> None:
 @pytest.mark.parametrize("broken", [{"tools": ["fly"]}, {"phases": [PersonaPhase(name="p", tools=["fly"])]}])
 async def test_a_persona_that_names_an_unknown_tool_is_not_stored(broken: dict[str, object]) -> None:
     collection = personas(ScriptedModel("x"))
-    with pytest.raises(PersonaError, match=r"\['fly'\]: known are look"):
+    with pytest.raises(PersonaError, match=r"\['fly'\]; known: look"):
         await collection.save(Persona(owner="al", name="p", **broken))  # type: ignore[arg-type]
     assert await collection.newest() == []
 
@@ -417,7 +417,7 @@ async def test_a_skill_survives_a_markdown_round_trip() -> None:
 
 async def test_a_skill_that_names_an_unknown_tool_is_not_stored() -> None:
     skills = Skills(ModelTiers({"fast": ScriptedModel("x")}, default="fast"), tables=MemoryTables())
-    with pytest.raises(SkillError, match=r"\['fly'\]: known are none"):
+    with pytest.raises(SkillError, match=r"\['fly'\]; known: none"):
         await skills.save(Skill(owner="al", name="s", tools=["fly"]))
 
 

@@ -34,7 +34,7 @@ from tests.cli.shell import Shell
         ("fork absent --at 1", 1, "no run absent in this store"),
         ("rm absent", 1, "no run absent in this store"),
         ("resume sample:agent absent", 1, "no run absent in this store"),
-        ("resume sample:other there", 1, "no agent 'sampler': known are other"),
+        ("resume sample:other there", 1, "no agent 'sampler'; known: other"),
     ],
 )
 def test_one_line_and_an_exit_code(shell: Shell, command: str, code: int, message: str) -> None:

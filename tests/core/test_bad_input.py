@@ -246,7 +246,7 @@ async def test_a_reply_of_the_wrong_shape_is_refused_and_nothing_that_was_saved_
 
 
 def test_an_unknown_tool_in_a_phase_is_refused_with_those_that_are_known() -> None:
-    with pytest.raises(UnknownTool, match=r"no tool 'fly': known are look"):
+    with pytest.raises(UnknownTool, match=r"no tool 'fly'; known: look"):
         Agent(name="a", model=ScriptedModel("x"), tools=[look], phases=[Phase(name="p", tools=["fly"])])
 
 

@@ -172,7 +172,7 @@ OptionalRunArgument = Annotated[
     ),
 ]
 
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="With a filter: do not ask.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="With a filter: do not ask for confirmation.")]
 
 CallArgument = Annotated[
     str, typer.Argument(metavar="CALL", help="The call's id. `pending` and `show` list them.", show_default=False)
@@ -182,11 +182,13 @@ ByOption = Annotated[str, typer.Option("--by", metavar="NAME", help="Who decided
 
 DigestOption = Annotated[
     str | None,
-    typer.Option("--digest", metavar="HEX", help="Of the call that you saw (pending --json): no other is answered."),
+    typer.Option(
+        "--digest", metavar="HEX", help="Digest of the call that you saw (pending --json). Refuses another call."
+    ),
 ]
 
 MailIdOption = Annotated[
-    str | None, typer.Option("--id", metavar="ID", help="An id of your own. Sending it again changes nothing.")
+    str | None, typer.Option("--id", metavar="ID", help="Your own id. Sending it again changes nothing.")
 ]
 
 CodeArgument = Annotated[
@@ -210,7 +212,7 @@ ModelOption = Annotated[
 
 InputOption = Annotated[
     list[str] | None,
-    typer.Option("--input", metavar="NAME=JSON", help="An input of the run: JSON, else text. Repeatable."),
+    typer.Option("--input", metavar="NAME=JSON", help="An input of the run, as JSON or text. Repeatable."),
 ]
 
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")]

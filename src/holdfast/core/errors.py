@@ -66,7 +66,7 @@ class UnknownTool(DefinitionError):
     """
 
     def __init__(self, name: str, known: list[str]) -> None:
-        super().__init__(f"no tool {name!r}: known are {', '.join(known) or 'none'}")
+        super().__init__(f"no tool {name!r}; known: {', '.join(known) or 'none'}")
         self.name = name
         self.known = known
 

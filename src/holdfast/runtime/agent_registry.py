@@ -62,7 +62,7 @@ def find_agent(agents: Mapping[str, AgentSource], name: str) -> AgentSource:
         DefinitionError: there is none.
     """
     if name not in agents:
-        raise DefinitionError(f"no agent {name!r}: known are {', '.join(sorted(agents)) or 'none'}")
+        raise DefinitionError(f"no agent {name!r}; known: {', '.join(sorted(agents)) or 'none'}")
     return agents[name]
 
 
@@ -82,7 +82,7 @@ def resolve_agent(agents: Mapping[str, AgentSource], agent: AgentSource | str) -
         return find_agent(agents, agent)
     _check_agent(agent)
     if find_agent(agents, agent.name) is not agent:
-        raise DefinitionError(f"another agent of this App is named {agent.name!r}: recovery would take that one")
+        raise DefinitionError(f"another agent of this App is named {agent.name!r}: recovery would use that one")
     return agent
 
 

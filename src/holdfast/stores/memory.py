@@ -334,7 +334,7 @@ class MemoryStore:
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise StoreClosed("this memory store is not open: call open() first, and nothing after close()")
+            raise StoreClosed("this memory store is not open: call open() first, and do not use it after close()")
 
     def _get_run(self, run_id: str) -> MemoryRun:
         self._check_open()

@@ -373,7 +373,7 @@ async def test_bad_answers_are_refused_and_nothing_is_consumed() -> None:
         ]:
             with pytest.raises(error):
                 await app.answer("r", call_id, answer)  # type: ignore[arg-type]
-        with pytest.raises(NotWaiting, match="waits no more"):
+        with pytest.raises(NotWaiting, match="no longer waits"):
             await app.answer("r", "0", Approve(), digest="0" * 16)
         assert (await app.get("r")).status is RunStatus.WAITING
         await app.cancel("r")

@@ -170,7 +170,7 @@ class DefinitionRepository(ABC, Generic[D]):
         if unknown:
             known = ", ".join(sorted(self._tools)) or "none"
             raise self.error(
-                f"{self.kind} {definition.owner}/{definition.name} names unknown tools {unknown}: known are {known}"
+                f"{self.kind} {definition.owner}/{definition.name} names unknown tools {unknown}; known: {known}"
             )
         return [self._tools[name] for name in names]
 

@@ -32,7 +32,7 @@ def doctor(
         typer.Argument(metavar="MODULE:APP", help="Also check that this code can resume the runs.", show_default=False),
     ] = "",
     all_runs: Annotated[
-        bool, typer.Option("--all", help="Read the journals of all runs, also of many that are queued or have ended.")
+        bool, typer.Option("--all", help="Read the journals of all runs, not a sample of queued and ended ones.")
     ] = False,
     reenter: Annotated[
         bool,
@@ -104,7 +104,7 @@ def explain(
     name = names.get(code.strip("[]").lower())
     if name is None:
         similar = get_close_matches(code, explanations, cutoff=0.5)
-        hint = f"did you mean {', '.join(similar)}?" if similar else f"known are {', '.join(explanations)}"
+        hint = f"did you mean {', '.join(similar)}?" if similar else f"known codes: {', '.join(explanations)}"
         raise CommandError(f"there is no error {code!r}: {hint}")
     if as_json:
         print_json({"code": name, "explanation": explanations[name]})
@@ -153,7 +153,7 @@ def set_(
 ) -> None:
     """Limit the runs of an agent or a key that execute at the same time, for all workers, from now on.
 
-    Runs in progress continue. The limit stays until it is removed, whatever the Apps of the workers say.
+    Runs in progress continue. The limit stays until you remove it, and overrides those of the workers' Apps.
     """
     limit = _make_limit(agent, key, max_runs)
     _run(store, lambda opened: opened.set_limit(limit.kind, limit.name, limit.max_runs))
@@ -177,7 +177,7 @@ def list_(store: StoreOption = "", as_json: JsonOption = False) -> None:
 
 
 def remove(agent: AgentOption = "", key: KeyOption = "", store: StoreOption = "", as_json: JsonOption = False) -> None:
-    """Remove a limit. One that an App sets comes back when such an App opens."""
+    """Remove a limit. A limit in the code of an App returns when the App opens."""
     limit = _make_limit(agent, key, 0)
     if not _run(store, lambda opened: opened.set_limit(limit.kind, limit.name, None)):
         raise CommandError(f"there is no limit for {limit.kind} {limit.name}: holdfast limits list shows them")
@@ -226,7 +226,7 @@ def migrate(
     """Create or migrate the tables of a store and of all batteries.
 
     An App does this when it is opened, if its database user may. Run it before a deploy where workers have a user
-    without that right. Workers of the version before continue meanwhile.
+    without that right. Workers of the previous version continue meanwhile.
     """
     pending = [each for each in asyncio.run(_migrate(store, check, langgraph)) if each.found != each.known]
     if as_json:

@@ -30,8 +30,8 @@ def store_check(
 ) -> None:
     """Run the tests of the store contract against your own database.
 
-    In a schema of its own, which is dropped at the end (SQLite: a temporary folder beside the file). Says what the
-    server lacks and which tests failed. Exits with 0 if all tests passed. Needs the extra `testing`.
+    Uses a separate schema and drops it at the end (SQLite: a temporary folder beside the file). Reports missing
+    features and failed tests. Exits with 0 if all tests passed. Needs the extra `testing`.
     """
     try:
         with require_extra("testing"):

@@ -63,9 +63,9 @@ def cancel(
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Cancel a run and its child runs, or ask the worker that executes it to.
+    """Cancel a run and its child runs, or ask the worker that executes it to do so.
 
-    With a filter: every run that fits and has not ended, after a question. Exits with 1 if a run refused it.
+    With a filter: every matching run that has not ended, after a confirmation. Exits with 1 if a run was not cancelled.
     """
     check_target(run, query)
     if query:
@@ -116,7 +116,8 @@ def fork(
 ) -> None:
     """Queue a new run that continues RUN from a finished step.
 
-    With --edit or --result it continues from another past. Prints the new run's id. RUN itself is not changed.
+    With --edit or --result it continues from a changed history. Prints the id of the new run. RUN itself does not
+    change.
     """
     new_id = check_run_id(run_id) if run_id else None
     wanted = Fork(at_step=at, new_id=new_id, edited=edited, results=parse_results(results))
@@ -204,8 +205,8 @@ def resume(
 ) -> None:
     """Resume one interrupted, parked or failed run in this process.
 
-    You name the code each time: a store never decides what is imported. With a filter and no code: leave every failed,
-    cancelled or parked run that fits to the workers, after a question.
+    You name the code each time: a store never decides what is imported. With a filter and no code: hand every matching
+    failed, cancelled or parked run back to the workers, after a confirmation.
     """
     if query:
         check_target(run or code or model, query)
@@ -335,10 +336,10 @@ def unpark(
     store: StoreOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Release a parked run, or with a filter every parked run that fits, after a question.
+    """Release a parked run, or with a filter every matching parked run, after a confirmation.
 
-    Workers and recovery can then resume it. For calls in doubt without a --resolve or --make, the model gets the result
-    that the outcome is unknown.
+    Workers and recovery can then resume it. For other calls in doubt, the model gets a result that says that the
+    outcome is unknown.
     """
     check_target(run, query)
     if query:

@@ -29,7 +29,7 @@ def answer(
     run: RunArgument,
     call: CallArgument,
     value: Annotated[
-        str, typer.Argument(metavar="VALUE", help="The result of the call: JSON, else text.", show_default=False)
+        str, typer.Argument(metavar="VALUE", help="The result of the call, as JSON or text.", show_default=False)
     ],
     by: ByOption = "",
     digest: DigestOption = None,
@@ -54,7 +54,7 @@ def approve(
     call: CallArgument,
     edits: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="ARG=JSON", help="Another value of an argument: JSON, else text. Repeatable."),
+        typer.Option("--set", metavar="ARG=JSON", help="Another value of an argument, as JSON or text. Repeatable."),
     ] = None,
     comment: Annotated[str, typer.Option("--comment", metavar="TEXT", help="A comment for the record.")] = "",
     by: ByOption = "",
@@ -118,7 +118,7 @@ def pending(
 ) -> None:
     """List the calls that wait for a person: approvals and questions.
 
-    No agent's code is needed. `approve`, `deny` and `answer` end the waits.
+    Needs no code of agents. `approve`, `deny` and `answer` end the waits.
     """
     calls = asyncio.run(_list(store, agent, caller, tool))
     if as_json:
@@ -180,7 +180,7 @@ def signal(
     run: RunArgument,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The signal's name.", show_default=False)],
     payload: Annotated[
-        str, typer.Argument(metavar="JSON", help="The payload: JSON, else text. Default: null.", show_default=False)
+        str, typer.Argument(metavar="JSON", help="The payload, as JSON or text. Default: null.", show_default=False)
     ] = "null",
     mail_id: MailIdOption = None,
     store: StoreOption = "",

@@ -22,7 +22,7 @@ from holdfast.runtime.reading.run_views import RunList, RunQuery, list_runs
 def export(run: RunArgument, store: StoreOption = "") -> None:
     """Write a run to stdout as JSON lines.
 
-    The first line is the run's record, the others are all entries of its journal. No agent's code is needed.
+    The first line is the run's record, the others are all entries of its journal. Needs no code of agents.
     """
     stored = asyncio.run(_load(store, run))
     print_json_line({"kind": "run", **lower_durations(summarize_run(stored.record))})

@@ -92,7 +92,7 @@ class BatchProgress:
 def map(
     code: CodeArgument,
     prompts: Annotated[
-        Path, typer.Argument(metavar="FILE", help="CSV with a column prompt, or else one prompt a line.")
+        Path, typer.Argument(metavar="FILE", help="CSV with a column prompt, or text with one prompt per line.")
     ],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Write the results here, as CSV.")],
     batch_id: Annotated[
@@ -200,7 +200,7 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 @take_options("query", QUERY_OPTIONS)
 def results(query: RunQuery, store: StoreOption = "") -> None:
-    """Print the outputs of runs as CSV, oldest first: of a batch with --label batch=ID."""
+    """Print the outputs of runs as CSV, oldest first. --label batch=ID selects a batch."""
     asyncio.run(_print_results(store, query))
 
 

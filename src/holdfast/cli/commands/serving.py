@@ -43,8 +43,8 @@ def mcp(
 ) -> None:
     """Serve the runs of a store to a coding assistant, over MCP on stdin and stdout.
 
-    Its tools list runs, show one, and list what waits for a person. Those that change something are there only if
-    --allow names them. The process executes no runs. It ends when its client closes stdin.
+    Its tools list runs, show one, and list what waits for a person. Tools that change something exist only if --allow
+    names them. The process executes no runs. It ends when its client closes stdin.
     """
     try:
         from holdfast.mcp.server import Change, make_server
@@ -78,7 +78,7 @@ def serve(
 ) -> None:
     """Serve the HTTP API of an App to programs on this machine, and execute its runs as a worker does.
 
-    Requests need the token that is printed, or that of HOLDFAST_TOKEN, as `Authorization: Bearer TOKEN`.
+    Requests need the printed token, or the one in HOLDFAST_TOKEN, as `Authorization: Bearer TOKEN`.
 
     SIGTERM and Ctrl-C drain. To serve other machines, mount the API in a web application with an authorize function.
     """
@@ -118,9 +118,12 @@ def ui(
         str, typer.Argument(metavar="MODULE:APP", help="An App or agent: then the page also starts and resumes runs.")
     ] = "",
     store: StoreOption = "",
-    port: Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="The port; 0: a free one.")] = 8300,
+    port: Annotated[
+        int, typer.Option("--port", metavar="N", min=0, max=65535, help="The port; 0 picks a free one.")
+    ] = 8300,
     host: Annotated[
-        str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on. Another needs --token-file.")
+        str,
+        typer.Option("--host", metavar="ADDRESS", help="The address to listen on; needs --token-file unless loopback."),
     ] = "127.0.0.1",
     token_file: Annotated[
         Path | None, typer.Option("--token-file", metavar="PATH", help="A file with the token that the link needs.")

@@ -47,7 +47,7 @@ def show(
 ) -> None:
     """Show a run: status, attempts, transcript, calls, phases and times.
 
-    No agent's code is needed. With --app it also shows the effects of the tools.
+    Needs no code of agents. With --app it also shows the effects of the tools.
     """
     stored, children, pick = asyncio.run(_load(store, run))
     transcript = Transcript(

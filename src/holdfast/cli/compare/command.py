@@ -74,8 +74,8 @@ def compare(
 ) -> None:
     """Ask several models the same prompt and compare the answers.
 
-    Ctrl-C stops it after the current steps. holdfast compare --resume continues, with the same prompt and models; it
-    does not ask models again that have answered. The models' writes are proposals until you --apply one.
+    Ctrl-C stops it after the current steps. holdfast compare --resume continues with the same prompt and models;
+    finished models keep their answers. The writes of a model are proposals until you --apply them.
     """
     if wins:
         sys.exit(_print_wins(as_json_text=as_json))

@@ -301,10 +301,11 @@ def demo(
 ) -> None:
     """Watch an agent that is killed several times, resumes, and finishes.
 
-    It needs no key and no server: the model follows a script and the store is a temporary SQLite file. SIGKILL comes
-    at random times. At the end a ledger outside the store shows what was lost and what was repeated. Exits with 0 only
-    if nothing was. With --ui it serves the web UI of a store with runs in every status until Ctrl-C. There it kills one
-    of its two worker processes every 30 seconds, and the list of runs says how the other one took over.
+    It needs no key and no server: the model follows a script and the store is a temporary SQLite file. SIGKILL comes at
+    random times. At the end a ledger outside the store shows what was lost and what was repeated. Exits with 0 only if
+    nothing was lost or repeated. With --ui it serves the web UI of a store with runs in every status until Ctrl-C.
+    There it kills one of its two worker processes every 30 seconds, and the list of runs says how the other one took
+    over.
     """
     seed = draw_bits(16) if seed is None else seed
     output = Output()

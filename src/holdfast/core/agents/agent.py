@@ -372,7 +372,7 @@ class ModelTiers:
         """
         name = tier if tier in self._models else self._default
         if name is None:
-            raise DefinitionError(f"no model tier {tier!r}: known are {', '.join(self._models) or 'none'}")
+            raise DefinitionError(f"no model tier {tier!r}; known: {', '.join(self._models) or 'none'}")
         return self._models[name]
 
 

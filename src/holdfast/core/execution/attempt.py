@@ -69,7 +69,7 @@ class Services:
             return agent
         if agent not in self.ports.agents:
             known = ", ".join(sorted(self.ports.agents)) or "none"
-            raise DefinitionError(f"no agent {agent!r}: known are {known}")
+            raise DefinitionError(f"no agent {agent!r}; known: {known}")
         return self.ports.agents[agent]
 
     def get_loop(self, agent: AgentSource) -> Loop:

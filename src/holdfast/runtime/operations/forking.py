@@ -34,7 +34,7 @@ class Fork(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.edited is not None and self.results:
-            raise DefinitionError("a fork has an edited message or edited results: fork twice for both")
+            raise DefinitionError("give an edited message or edited results, not both: fork twice for both")
 
 
 class ForkStart(NamedTuple):

@@ -99,7 +99,7 @@ class Mailer:
         call = await self.find_call(run_id, call_id)
         _check_answer(call, answer)
         if digest is not None and digest != call.digest:
-            raise NotWaiting(f"run {run_id}: the call {call_id} that was shown waits no more: this one is another")
+            raise NotWaiting(f"run {run_id}: the shown call {call_id} no longer waits: another call has its id now")
         await self._post_decision(run_id, call_id, call.topic, answer.to_decision(by, via))
 
     async def complete_call(self, token: str, result: Any) -> str:
@@ -202,7 +202,7 @@ class Mailer:
         if not receipt.is_new:
             raise AlreadyAnswered(run_id, call_id, _read_first(receipt))
         if await self._has_expired(run_id, topic):
-            raise NotWaiting(f"run {run_id}: the wait of this call has expired meanwhile: the answer is not used")
+            raise NotWaiting(f"run {run_id}: the wait of this call has expired: the answer is not used")
 
     async def _has_expired(self, run_id: str, topic: str) -> bool:
         """Whether a wait was recorded as expired before its answer was posted. Once posted, it prevents that."""

@@ -353,7 +353,7 @@ class PostgresStore:
 
     def _require_open(self) -> _Components:
         if self._components is None:
-            raise StoreClosed("this PostgreSQL store is not open: call open() first, and nothing after close()")
+            raise StoreClosed("this PostgreSQL store is not open: call open() first, and do not use it after close()")
         return self._components
 
     async def _execute(self, command: Command) -> Response:

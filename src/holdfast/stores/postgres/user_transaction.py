@@ -283,7 +283,7 @@ class UserTransactions:
                 raise StoreUnavailable(f"{self._database.label} was lost at the commit: {exc}") from exc
         except TimeoutError as exc:
             if not await self._is_committed(session, writer_id, number):
-                raise StoreUnavailable(f"{self._database.label} did not answer to the commit") from exc
+                raise StoreUnavailable(f"{self._database.label} did not answer the commit") from exc
         self._writers.append((writer_id, number))
 
     async def _is_committed(self, session: _AsyncSession | _ThreadSession, writer_id: UUID, number: int) -> bool:

@@ -134,7 +134,7 @@ class SqliteStore:
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise StoreClosed(f"{self._database.path} is not open: call open() first, and nothing after close()")
+            raise StoreClosed(f"{self._database.path} is not open: call open() first, and do not use it after close()")
 
     # -- workers ------------------------------------------------------------------------------------------------------
 

@@ -178,7 +178,7 @@ async def get_turn(context: Context) -> TurnSummary | Response:
 @_name_by_key
 async def fork_conversation(context: Context) -> RunReference:
     if context.principal.run_id is not None:
-        raise Forbidden("this token is for one conversation: it starts no other")
+        raise Forbidden("this token is valid for one conversation: it cannot start another")
     body: ConversationForkRequest = context.body
     conversation = await _find(context)
     agent = context.request.path_params["agent"]

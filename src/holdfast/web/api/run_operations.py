@@ -76,7 +76,7 @@ async def submit_visible(app: App, principal: Principal, agent: str, prompt: Pro
         DefinitionError: an option is not valid.
     """
     if principal.run_id is not None and options["run_id"] != principal.run_id:
-        raise Forbidden("this token is for one run: it starts no other")
+        raise Forbidden("this token is valid for one run: it cannot start another")
     principal.check_new_id(options["run_id"])
     assert app.store is not None
     conflict: RunConflict | None = None
@@ -198,7 +198,7 @@ async def unpark_run(context: Context) -> RunReference:
 async def fork_run(context: Context) -> RunReference:
     await context.find_run()
     if context.principal.run_id is not None:
-        raise Forbidden("this token is for one run: it starts no other")
+        raise Forbidden("this token is valid for one run: it cannot start another")
     body: ForkRequest = context.body
     context.principal.check_new_id(body.run_id)
     new_id = await context.app.fork(

@@ -79,7 +79,7 @@ async def read_input(request: Request, build: Any) -> Any:
     try:
         return build(bytes(body))
     except ValidationError as exc:
-        raise InvalidBody(f"the body is not what the protocol says: {exc.error_count()} errors") from exc
+        raise InvalidBody(f"the body does not follow the protocol: {exc.error_count()} errors") from exc
 
 
 def make_json(models: Iterable[BaseModel]) -> Response:

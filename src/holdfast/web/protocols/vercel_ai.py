@@ -32,7 +32,7 @@ class VercelAIServer:
         principal = await self._chat.authenticate(request, "send")
         data = await read_input(request, VercelAIAdapter.build_run_input)
         if isinstance(data, RegenerateMessage):
-            raise InvalidBody("a reply is not generated again: send a message, or fork the conversation")
+            raise InvalidBody("regenerate is not supported: send a message, or fork the conversation")
         conversation = await self._chat.open(request, principal, data.id)
         adapter = VercelAIAdapter(agent=cast(Any, None), run_input=data, sdk_version=_SDK_VERSION)
         message = _find_new_message(data.messages)
@@ -41,7 +41,7 @@ class VercelAIServer:
             return self._respond(principal, conversation, turn_id, set())
         answers = adapter.deferred_tool_results
         if answers is None:
-            raise InvalidBody("the last message is neither the user's nor has it an answer to an approval request")
+            raise InvalidBody("the last message is neither a user message nor an answer to an approval request")
         turns = await read_history(self._chat.app, conversation.run_id)
         await self._chat.answer(conversation, principal, answers)
         return self._respond(principal, conversation, turns[-1].turn_id if turns else None, set(answers.approvals))
