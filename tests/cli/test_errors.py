@@ -59,7 +59,7 @@ def test_a_store_of_a_newer_holdfast_is_left_alone(shell: Shell) -> None:
     database.close()
     before = (shell.folder / "runs.db").read_bytes()
     done = shell.run("ls")
-    reason = "has schema version 99, this holdfast knows up to 1: upgrade holdfast to open it"
+    reason = "has schema version 99, this holdfast knows up to 2: upgrade holdfast to open it"
     assert (done.returncode, done.stderr) == (1, f"holdfast: {shell.folder / 'runs.db'} {reason} [SchemaTooNew]\n")
     assert (shell.folder / "runs.db").read_bytes() == before
 
