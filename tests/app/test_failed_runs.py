@@ -9,7 +9,7 @@ from holdfast import Agent, App, Reply, tool
 from holdfast.core.agents.agent import Bounds
 from holdfast.core.agents.tool import ToolSchema
 from holdfast.core.run.messages import Message, ToolCall
-from holdfast.errors import DefinitionError, RunFailed, StepsExceeded, ToolFailed
+from holdfast.errors import DefinitionError, RunConflict, RunFailed, StepsExceeded, ToolFailed
 
 TEXT = "run r failed: ValueError: no such order"
 
@@ -88,3 +88,14 @@ async def test_a_mistake_of_the_caller_is_not_a_failed_run() -> None:
     async with App([AGENT], None) as app:
         with pytest.raises(DefinitionError, match="nope"):
             await app.run("nope", "go")
+
+
+def test_an_error_of_run_sync_has_no_error_of_another_kind_as_its_context(tmp_path: Path) -> None:
+    async def answer(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        return Reply(text="done")
+
+    app = App([Agent(name="a", model=answer)], f"sqlite:{tmp_path / 'runs.db'}")
+    app.run_sync("a", "one", run_id="r")
+    with pytest.raises(RunConflict) as conflict:
+        app.run_sync("a", "two", run_id="r")
+    assert conflict.value.__context__ is None, "a traceback would show it first"

@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
 from holdfast.checkpoint.codec import decode
@@ -19,14 +20,13 @@ def run_blocking(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     Raises:
         DefinitionError: this thread has an event loop that runs.
     """
-    try:
+    with suppress(RuntimeError):
         asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work())
-    raise DefinitionError(
-        "run_sync was called in a running event loop, as in a notebook or an async function: "
-        "use `async with app:` and `await app.run(...)` instead"
-    )
+        raise DefinitionError(
+            "run_sync was called in a running event loop, as in a notebook or an async function: "
+            "use `async with app:` and `await app.run(...)` instead"
+        )
+    return asyncio.run(work())  # not while an exception is handled: it would be the context of what this raises
 
 
 def report_resume(record: RunRecord) -> None:
