@@ -95,7 +95,7 @@ def test_list_run_page_timeline_show_and_api_agree(served: UIServer, page: Page,
         assert page.locator("#timeline .sec .why").inner_text() == times
     figures = page.locator(".figures").inner_text()
     assert cost in figures
-    tokens = f"{format_number(run.usage.input_tokens)} in · {format_number(run.usage.output_tokens)} out"
+    tokens = f"{format_number(run.usage.input_tokens)} in\n{format_number(run.usage.output_tokens)} out"
     assert tokens in figures
     said = page.locator(".step .turn header").all_inner_texts()
     counted = [re.findall(r"([\d,]+) in, ([\d,]+) out", text.replace("\n", " ")) for text in said]

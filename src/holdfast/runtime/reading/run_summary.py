@@ -168,12 +168,18 @@ def measure_times(record: RunRecord, elapsed: timedelta, now: datetime) -> RunTi
     return RunTimes(total, worked, total - worked)
 
 
-def format_times(run: RunSummary) -> tuple[str, str, str]:
-    """Return total, worked and waited time. They are rounded before, so that they add up as they are shown."""
+def round_times(run: RunSummary) -> tuple[timedelta, RunTimes]:
+    """Return the unit in which the times of a run are shown, and the times rounded to it, so that they add up."""
     unit = timedelta(seconds=1) if run.total >= timedelta(seconds=10) else timedelta(milliseconds=100)
     total = round(run.total / unit) * unit
     worked = min(round(run.elapsed / unit) * unit, total)
-    return format_span(total), format_span(worked), format_span(total - worked)
+    return unit, RunTimes(total, worked, total - worked)
+
+
+def format_times(run: RunSummary) -> tuple[str, str, str]:
+    """Return total, worked and waited time, rounded."""
+    total, worked, waited = round_times(run)[1]
+    return format_span(total), format_span(worked), format_span(waited)
 
 
 def describe_times(run: RunSummary) -> str:

@@ -134,6 +134,8 @@ class TranscriptItem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     usage: Usage = NO_USAGE
     #: The run's retries at a step.
     retries: int = 0
+    #: The phase that a step belongs to.
+    phase: str = ""
     #: How long the parts of a step took, if that was measured.
     times: StepTimes | None = None
 
@@ -318,6 +320,7 @@ def _make_step_item(seq: int, step: Step) -> TranscriptItem:
         at=step.at,
         usage=progress.usage,
         retries=progress.retry.count,
+        phase=progress.phase,
         times=step.times,
     )
 

@@ -27,7 +27,7 @@ from holdfast.web.ui.pages import (
     runs_page,
     saved_filters,
 )
-from holdfast.web.ui.run_view import actions, fork_form, run_export, run_page, run_stream
+from holdfast.web.ui.run_view import actions, fork_form, run_export, run_page, run_request, run_stream
 from holdfast.web.ui.site import Handler, Site, make_endpoint
 
 _STATIC = Path(__file__).parent / "static"
@@ -96,6 +96,7 @@ _ROUTES: tuple[tuple[str, str, Handler, Scope], ...] = (
     ("POST", "/runs/{run_id}/pick", compare_page.pick, "answer"),
     ("GET", "/runs/{run_id}/fork/{step}", fork_form.show_fork, "start"),
     ("POST", "/runs/{run_id}/fork", fork_form.fork, "start"),
+    ("GET", "/runs/{run_id}/request/{step}", run_request.show_request, "read"),
     ("POST", "/runs/{run_id}/send", actions.send, "send"),
     ("GET", "/inbox", inbox_page.show_inbox, "read"),
     ("GET", "/inbox/approve", inbox_page.preview_approvals, "answer"),

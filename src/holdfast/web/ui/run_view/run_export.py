@@ -59,5 +59,7 @@ def _render(site: Site, request: Request, stored: StoredRun) -> str:
         "style": style,
         "style_digest": digest,
         "can_fork": False,
+        "can_request": False,
+        "notes": {},
     }
     return site.render_text(request, "export.html", **context)

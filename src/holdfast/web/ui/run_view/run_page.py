@@ -27,6 +27,7 @@ from holdfast.web.ui.needs import count_needs
 from holdfast.web.ui.run_view.actions import redirect
 from holdfast.web.ui.run_view.call_tree import MAX_SHOWN, build_tree
 from holdfast.web.ui.run_view.run_outline import build_outline
+from holdfast.web.ui.run_view.run_pauses import describe_waited, note_steps
 from holdfast.web.ui.run_view.run_steps import Content, StepView
 from holdfast.web.ui.run_view.run_timeline import (
     ALL,
@@ -138,7 +139,8 @@ class BodyView(msgspec.Struct, frozen=True):
         """Return the query string of the page with some parts changed; `window=None`: at its end."""
         chosen = self.timeline
         zoom = {} if chosen.zoom == 1 else {"zoom": chosen.zoom, "at": chosen.at}
-        parts = {**self.window, "show": self.show, "scale": "true" if chosen.to_scale else "", **zoom, **changes}
+        marks = {"scale": "true" if chosen.to_scale else "", "rows": "all" if chosen.all_rows else ""}
+        parts = {**self.window, "show": self.show, **marks, **zoom, **changes}
         dropped = {"zoom", "at"} if parts.get("zoom") in (None, 1) else set()
         return "?" + urlencode(
             {name: value for name, value in parts.items() if value not in (None, "") and name not in dropped}
@@ -153,6 +155,7 @@ def read_view(request: Request) -> BodyView:
         to_scale="scale" in params,
         zoom=int(zoom) if zoom in map(str, ZOOMS) else 1,
         at=float(at) if re.fullmatch(r"\d{1,3}(\.\d{1,2})?", at) else None,
+        all_rows=params.get("rows") == "all",
     )
     window = {name: params[name] for name in ("step", "before") if name in params}
     return BodyView(timeline, show if show in ("list", "failed") else "", window)
@@ -178,6 +181,7 @@ def make_body(
         "input": "",
         "max_shown": MAX_SHOWN,
         "zooms": ZOOMS,
+        "notes": note_steps(steps, attempts, now),
     }
     if get_loop_name(record) == WORKFLOW_LOOP_NAME:
         tree = build_tree(steps, children)
@@ -189,7 +193,8 @@ def make_body(
     timeline = build_timeline(
         steps, attempts=attempts, children=children, open_bar=open_bar, now=now, view=view.timeline
     )
-    return body | {"outline": build_outline(run, steps) if steps else None, "timeline": timeline}
+    outline = build_outline(run, steps, view.window.get("step", "")) if steps else None
+    return body | {"outline": outline, "timeline": timeline}
 
 
 def _make_open_bar(
@@ -229,11 +234,13 @@ def make_head(
     run = summarize_run(record)
     waits = () if record.is_terminal else read_record_waits(record)
     known_agent = record.agent_name in site.app.agents
+    now, attempts = utc_now(), read_attempts(record)
     return {
         "run": run,
         "times": describe_times(run),
         "is_workflow": get_loop_name(record) == WORKFLOW_LOOP_NAME,
-        "why": describe_run(run, waits, utc_now()),
+        "waited": describe_waited(run, attempts, now, is_terminal=record.is_terminal),
+        "why": describe_run(run, waits, now),
         "tasks": list_tasks(record, [call for call in waits if call.topic not in answered]),
         "related": related,
         "can_compare": can_compare(record, len(related.forks), len(related.children)),
@@ -242,9 +249,11 @@ def make_head(
         "can_answer": "answer" in principal.scopes,
         "can_control": "control" in principal.scopes,
         "can_resume": known_agent and run.status in _RESUMABLE,
+        "can_request": True,
         "can_fork": "start" in principal.scopes and not run.conversation,
         "doubt_task": DoubtTask(run=run, doubts=doubts) if doubts and "control" in principal.scopes else None,
-        "attempts": read_attempts(record),
+        "attempts": attempts,
+        "died": sum(attempt.end is AttemptEnd.DIED for attempt in attempts),
         "attempt_classes": _ATTEMPT_CLASSES,
         # Shown for a run without recorded attempts.
         "worker": record.owner,

@@ -85,6 +85,11 @@ class CallView(msgspec.Struct, kw_only=True):
         ]
 
 
+def _strip_marks(line: str) -> str:
+    """Return a line of Markdown without its marks."""
+    return line.strip().lstrip("#*-> ").replace("**", "").replace("`", "")
+
+
 def _format_line(value: Any) -> str:
     return cut_text(msgspec.json.encode(value).decode(errors="replace"), _ARGUMENT)
 
@@ -117,6 +122,8 @@ class StepView(msgspec.Struct, kw_only=True):
     output_tokens: int = 0
     cost_usd: float = 0.0
     retries: int = 0
+    #: Empty for an agent without phases.
+    phase: str = ""
     times: StepTimes | None = None
 
     @property
@@ -133,13 +140,15 @@ class StepView(msgspec.Struct, kw_only=True):
 
     @property
     def title(self) -> str:
-        """What the step did, in a few words: the beginning of its reply, or its tools."""
+        """What the step did, in a few words: the first line of its reply, or its tools."""
         said = next((part.content.text for part in self.parts if part.kind == "reply" and part.content), "")
-        return (
-            cut_text(said.lstrip("#*-> ").replace("**", ""), _TITLE)
-            or ", ".join(view.call.tool for view in self.calls)
-            or "begins"
-        )
+        first = next((line for line in map(_strip_marks, said.splitlines()) if line), "")
+        return cut_text(first, _TITLE) or ", ".join(view.call.tool for view in self.calls) or "begins"
+
+    @property
+    def model(self) -> str:
+        """The model that has replied; empty if it is not known."""
+        return next((part.model for part in self.parts if part.model), "")
 
 
 class Steps(msgspec.Struct, kw_only=True):
@@ -270,6 +279,7 @@ class _Builder:
                 output_tokens=item.usage.output_tokens - (last.usage.output_tokens if last else 0),
                 cost_usd=max(0.0, item.usage.cost_usd - (last.usage.cost_usd if last else 0.0)),
                 retries=item.retries - (last.retries if last else 0),
+                phase=item.phase,
                 times=item.times,
             )
         )
@@ -309,7 +319,7 @@ class _Builder:
 
     def _is_last_reply(self, content: Content) -> bool:
         """Whether the answer of the run is the text of its last reply, which is shown already."""
-        parts = self._parts or (self._steps[-1].parts if self._steps else [])
+        parts = [*(self._steps[-1].parts if self._steps else []), *self._parts]
         replies = [part.content for part in parts if part.kind == "reply"]
         return bool(replies) and replies[-1] is not None and replies[-1].text == content.text
 

@@ -7,10 +7,10 @@ from typing import Literal
 import msgspec
 
 from holdfast.checkpoint.progress import AttemptRecord
-from holdfast.core.run.status import AttemptEnd
 from holdfast.runtime.reading.formatting import format_duration
 from holdfast.runtime.reading.run_summary import RunSummary
 from holdfast.web.ui.run_view.call_tree import CallGroup
+from holdfast.web.ui.run_view.run_pauses import Death, list_deaths, list_parked
 from holdfast.web.ui.run_view.run_steps import CallView, StepView
 from holdfast.web.ui.run_view.time_axis import Axis, Fold, Tick, make_axis
 
@@ -20,10 +20,14 @@ _MAX_STEPS, _MAX_CHILDREN = 25, 20
 _MIN_PAUSE = timedelta(milliseconds=100)
 #: The narrowest bar, in per cent.
 _MIN_WIDTH = 0.4
+#: The narrowest bar that a name is written on, and the place of the words beside a death, in per cent.
+_MIN_LABELLED, _DEATH_WIDTH = 12, 40
 
 BarKind = Literal["model", "tool", "bad", "wait", "parked", "now", "child", "worker", "undo"]
 #: In these stretches no process works.
 _IDLE = ("wait", "parked")
+#: With more rows, routine calls are left out.
+_MAX_ROWS = 24
 #: How far a timeline can be zoomed in.
 ZOOMS = (1, 2, 4, 8, 16, 32)
 
@@ -34,6 +38,8 @@ class Bar(msgspec.Struct, frozen=True, kw_only=True):
     kind: BarKind
     start: datetime
     end: datetime
+    #: What is written on it.
+    label: str = ""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +53,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     #: Shown instead of the time between its first and its last bar.
     text: str = ""
     is_edited: bool = False
+    #: A call that did what it should: a long timeline leaves it out.
+    is_routine: bool = False
 
     @property
     def took(self) -> str:
@@ -72,6 +80,8 @@ class TimelineView(msgspec.Struct, frozen=True, kw_only=True):
     zoom: int = 1
     #: Where the part begins, in per cent; `None`: the last part, which follows a run in progress.
     at: float | None = None
+    #: Routine calls of a long timeline too.
+    all_rows: bool = False
 
     @property
     def left(self) -> float:
@@ -92,20 +102,6 @@ class TimelineView(msgspec.Struct, frozen=True, kw_only=True):
 ALL = TimelineView()
 
 
-class Death(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of a worker's process, and the attempt that followed."""
-
-    worker_id: str
-    at: datetime
-    next: AttemptRecord | None = None
-
-    @property
-    def gap(self) -> timedelta | None:
-        """The time until another worker resumed the run."""
-        began = None if self.next is None else self.next.began_at
-        return None if began is None else max(began - self.at, timedelta(0))
-
-
 class RunTimeline(msgspec.Struct, frozen=True, kw_only=True):
     """All rows, and the axis that places them."""
 
@@ -115,6 +111,8 @@ class RunTimeline(msgspec.Struct, frozen=True, kw_only=True):
     #: What is shown: one of `zoom` equal parts, from `left` per cent of the axis.
     zoom: int = 1
     left: float = 0.0
+    #: Routine calls that are left out.
+    folded: int = 0
 
     def place(self, at: datetime) -> float:
         """Return the place of a moment, in per cent of what is shown."""
@@ -124,6 +122,12 @@ class RunTimeline(msgspec.Struct, frozen=True, kw_only=True):
         """Return the width of a bar, in per cent of what is shown."""
         start = min(self._clip(self.axis.place(bar.start)), 100 - _MIN_WIDTH)
         return round(max(_MIN_WIDTH, self._clip(self.axis.place(bar.end)) - start), 2)
+
+    def fits_label(self, bar: Bar) -> bool:
+        """Whether the name of a worker fits on its bar, beside the words about a death."""
+        x = self.place(bar.start)
+        near = (x - self.place(death.at) for death in self.deaths if self.shows(death.at, death.at))
+        return self.measure(bar) >= _MIN_LABELLED and not any(-_MIN_LABELLED < gap < _DEATH_WIDTH for gap in near)
 
     def shows(self, start: datetime, end: datetime) -> bool:
         """Whether a part of this stretch is shown."""
@@ -178,7 +182,7 @@ def build_timeline(
         children: of the run. Each is shown below the call that began it.
         open_bar: what the run does now.
     """
-    parked = _list_parked(attempts, now)
+    parked = [(pause.start, pause.end) for pause in list_parked(attempts, now)]
     finished = [step for step in steps if step.finished and step.at is not None][-_MAX_STEPS:]
     rows = [row for step in finished for row in _list_rows(step, children, parked)]
     if open_bar is not None:
@@ -201,12 +205,14 @@ def build_call_timeline(
     for group in groups[-_MAX_STEPS:]:
         label = group.title if group.number is None else f"{group.number} · {group.title}"
         rows.append(Row(label=label, target=f"#{group.target}", bars=_list_group_bars(group, now)))
-        rows += [
-            Row(label=part.title, target=f"#{part.target}", bars=_list_group_bars(part, now), depth=1)
-            for part in group.parts
-            if group.kind == "parallel"
-        ]
+        rows += [_make_part_row(part, now) for part in group.parts if group.kind == "parallel"]
     return _place([row for row in rows if row.bars], attempts, now, view)
+
+
+def _make_part_row(part: CallGroup, now: datetime) -> Row:
+    bars = _list_group_bars(part, now)
+    is_routine = all(bar.kind == "tool" for bar in bars)
+    return Row(label=part.title, target=f"#{part.target}", bars=bars, depth=1, is_routine=is_routine)
 
 
 def _list_group_bars(group: CallGroup, now: datetime) -> list[Bar]:
@@ -241,18 +247,17 @@ def _place(
     axis = make_axis(start, end, work, folds=not view.to_scale, zoom=view.zoom)
     text = "" if not attempts else f"attempt {attempts[-1].number}"
     head = [Row(label="workers", target="#run-side", bars=workers, text=text)] if workers else []
-    deaths = [*_list_deaths(attempts, start, end)]
-    return RunTimeline(rows=[*head, *rows], axis=axis, deaths=deaths, zoom=view.zoom, left=view.left)
-
-
-def _list_parked(attempts: Sequence[AttemptRecord], now: datetime) -> list[tuple[datetime, datetime]]:
-    """Return the stretches in which the run was parked."""
-    ends = [*(attempt.began_at for attempt in attempts[1:]), now]
-    return [
-        (attempt.saved_at, max(attempt.saved_at, end))
-        for attempt, end in zip(attempts, ends, strict=False)
-        if attempt.end is AttemptEnd.PARKED and attempt.saved_at is not None and end is not None
-    ]
+    deaths = [*list_deaths(attempts, start, end)]
+    is_long = len(rows) > _MAX_ROWS and not view.all_rows
+    shown_rows = [row for row in rows if not (is_long and row.is_routine)]
+    return RunTimeline(
+        rows=[*head, *shown_rows],
+        axis=axis,
+        deaths=deaths,
+        zoom=view.zoom,
+        left=view.left,
+        folded=len(rows) - len(shown_rows),
+    )
 
 
 def _split_pause(start: datetime, end: datetime, parked: Sequence[tuple[datetime, datetime]]) -> Iterator[Bar]:
@@ -305,8 +310,10 @@ def _list_call_rows(
 ) -> Iterator[Row]:
     label = view.call.tool if view is not None else call_id
     target = f"#{view.anchor if view is not None else step.anchor}"
-    yield Row(label=label, target=target, bars=[bar], depth=1, is_edited=view is not None and bool(view.changes))
     begun = [child for child in children if child.agent == label and bar.start <= child.created_at <= bar.end]
+    is_edited = view is not None and bool(view.changes)
+    is_routine = bar.kind == "tool" and not is_edited and not begun
+    yield Row(label=label, target=target, bars=[bar], depth=1, is_edited=is_edited, is_routine=is_routine)
     for child in begun[:_MAX_CHILDREN]:
         end = max(child.created_at, min(child.updated_at, bar.end))
         stretch = Bar(kind="child", start=child.created_at, end=end)
@@ -318,13 +325,6 @@ def _clip(attempt: AttemptRecord, start: datetime, end: datetime, now: datetime)
     if attempt.began_at is None or attempt.saved_at is None:
         return None
     first, last = max(attempt.began_at, start), min(now if attempt.end is None else attempt.saved_at, end)
-    return Bar(kind="worker", start=first, end=max(first, last)) if first <= end and last >= start else None
-
-
-def _list_deaths(attempts: Sequence[AttemptRecord], start: datetime, end: datetime) -> Iterator[Death]:
-    for place, attempt in enumerate(attempts):
-        following = attempts[place + 1] if place + 1 < len(attempts) else None
-        # A process that died before its first save is known by the attempt that followed.
-        at = attempt.saved_at or (None if following is None else following.began_at)
-        if attempt.end is AttemptEnd.DIED and at is not None and at >= start:
-            yield Death(worker_id=attempt.worker_id, at=min(at, end), next=following)
+    if first > end or last < start:
+        return None
+    return Bar(kind="worker", start=first, end=max(first, last), label=attempt.worker_id)

@@ -73,7 +73,7 @@ async def read_window(
     """
     if step is not None:
         entries = (await store.load(record.run_id)).entries
-        position = await asyncio.to_thread(_find_step, entries, step)
+        position = await asyncio.to_thread(find_step, entries, step)
         before = entries[min(len(entries), position + WINDOW // 2) - 1].seq + 1 if entries else None
     end = record.next_seq if before is None else max(1, min(before, record.next_seq))
     is_workflow = get_loop_name(record) == WORKFLOW_LOOP_NAME
@@ -127,7 +127,7 @@ async def read_step(store: RunStore, record: RunRecord, number: int) -> StepView
 
 
 def _build_step(entries: Sequence[Entry], record: RunRecord, number: int) -> StepView | None:
-    end = _find_step(entries, number)
+    end = find_step(entries, number)
     start = max((at for at in range(end) if entries[at].kind is EntryKind.STEP), default=0)
     steps = build_steps(entries[start : end + 1], record, is_end=False, finished_steps=0, fold=2**62)
     return next((step for step in steps.steps if step.finished and step.number == number), None)
@@ -198,19 +198,20 @@ def _get_step(entries: Sequence[Entry], position: int) -> int:
     """Return the step of an entry: that of the next end of a step, or the one after the last."""
     for entry in entries[position:]:
         if entry.kind is EntryKind.STEP:
-            return _read_number(entry)
+            return read_step_number(entry)
     last = next((entry for entry in reversed(entries) if entry.kind is EntryKind.STEP), None)
-    return _read_number(last) + 1 if last is not None else 1
+    return read_step_number(last) + 1 if last is not None else 1
 
 
-def _find_step(entries: Sequence[Entry], step: int) -> int:
+def find_step(entries: Sequence[Entry], step: int) -> int:
     """Return the position of the end of a step, or of the last entry."""
     ends = [position for position, entry in enumerate(entries) if entry.kind is EntryKind.STEP]
-    found = bisect_left(ends, step, key=lambda position: _read_number(entries[position]))
+    found = bisect_left(ends, step, key=lambda position: read_step_number(entries[position]))
     return ends[found] if found < len(ends) else max(0, len(entries) - 1)
 
 
-def _read_number(entry: Entry) -> int:
+def read_step_number(entry: Entry) -> int:
+    """Return the number of the step that an entry ends."""
     return decode(entry.body, Step).progress.steps
 
 
