@@ -15,6 +15,7 @@ from holdfast.checkpoint.store import RunStore, get_record
 from holdfast.core.errors import DefinitionError, InvalidRunId
 from holdfast.core.run.info import check_run_id
 from holdfast.runtime.reading.run_views import RunQuery, RunRecords, list_records, make_filter
+from holdfast.runtime.reading.transcript import read_record_waits
 from holdfast.web.errors import Forbidden, NotAuthenticated
 
 #: `read`: status, listing, events. `send`: messages and signals. `answer`: approvals and answers. `start`: new runs,
@@ -43,6 +44,8 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str | None = None
     #: Event streams end then. `None`: never.
     expires_at: datetime | None = None
+    #: The audiences whose approvals and questions it decides, with the scope `answer`. `None`: all of them.
+    audiences: Set[str] | None = None
 
     def __post_init__(self) -> None:
         unknown = set(self.scopes) - ALL_SCOPES
@@ -70,6 +73,10 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
         """
         if run_id is not None and ":" in run_id and not self.sees_all and run_id != self.run_id:
             raise InvalidRunId(f"{run_id!r:.80} cannot be the id of a new run: ids with a colon are made by holdfast")
+
+    def may_decide(self, audience: str) -> bool:
+        """Whether it may answer a call with this audience. One without an audience is for everyone with the scope."""
+        return "answer" in self.scopes and (not audience or self.audiences is None or audience in self.audiences)
 
     def require(self, scope: Scope) -> None:
         """Raise `Forbidden` if the principal does not have the scope."""
@@ -198,6 +205,25 @@ async def _list_one(store: RunStore, principal: Principal, run_id: str, query: R
         return ()
     fits = run_filter.matches(record) and (statuses is None or record.current_status in statuses)
     return (record,) if fits else ()
+
+
+async def check_decider(
+    store: RunStore, principal: Principal, run_id: str, call_id: str, digest: str | None
+) -> str | None:
+    """Return the digest for the answer to a call: the given one, or that of the wait that was checked.
+
+    Raises:
+        Forbidden: the call is for an audience that the principal does not belong to.
+    """
+    if principal.audiences is None:
+        return digest
+    waits = read_record_waits(await get_record(store, run_id))
+    call = next((each for each in waits if each.call_id == call_id), None)
+    if call is None:
+        return ""  # that of no wait: a call that begins to wait meanwhile is not answered
+    if not principal.may_decide(call.audience):
+        raise Forbidden(f"call {call_id} of run {run_id} is for {call.audience}, and you do not decide for it")
+    return call.digest if digest is None else digest
 
 
 def restrict(query: RunQuery, principal: Principal) -> RunQuery:

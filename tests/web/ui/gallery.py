@@ -10,6 +10,7 @@ from holdfast.checkpoint.codec import Begin, Outcome, Step, encode
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.progress import AttemptRecord, Progress
 from holdfast.checkpoint.record import NewRun, Release, RunStatus
+from holdfast.checkpoint.store import RunStore
 from holdfast.checkpoint.workers import WorkerIdentity, this_process
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import NATIVE_CODEC, Message, Reply, System, ToolCall, ToolResult, Usage, User
@@ -93,6 +94,12 @@ class Journal:
         return [Entry(seq=seq, kind=kind, body=body) for seq, (kind, body) in enumerate(self._bodies)]
 
 
+def _make_attempt(journal: Journal, status: RunStatus) -> AttemptRecord:
+    """Return the only attempt of a run. An interrupted run has lost its worker."""
+    end = AttemptEnd.DIED if status is RunStatus.INTERRUPTED else AttemptEnd(status.value)
+    return AttemptRecord(number=1, worker_id="w-7f3a", began_at=journal.start, saved_at=journal.at, end=end)
+
+
 class Gallery:
     """A store whose clock is set to the time of each run."""
 
@@ -134,8 +141,7 @@ class Gallery:
             phase=progress.phase,
             phases=journal.phases,
             calls=calls,
-            attempts=tuple(attempts)
-            or (AttemptRecord(number=1, worker_id="w-7f3a", began_at=journal.start, saved_at=journal.at),),
+            attempts=tuple(attempts) or (_make_attempt(journal, status),),
         )
         await self._set(journal.start)
         new = NewRun(
@@ -378,3 +384,11 @@ async def _store_needs(gallery: Gallery, now: datetime) -> None:
         prompt = f"List all vendors of category {number} with a paid plan below 100 dollars a month."
         journal = make_research(f"research-1c0{number}", now, 2, prompt)
         await gallery.add(journal, RunStatus.PARKED, reason=reason)
+
+
+async def register_fleet(store: RunStore | None) -> None:
+    """Register two live workers that know the agents of the gallery, but one."""
+    assert store is not None
+    agents = ("mailer", "photo_check", "refunds", "releaser", "researcher", "travel", "treasurer")
+    for worker_id in ("w-7f3a", "w-b201"):
+        await store.register_worker(WorkerIdentity(worker_id=worker_id, process=this_process(), agents=agents))

@@ -215,7 +215,12 @@ async def store_hostile_run(store: RunStore | None, run_id: str, kind: WaitKind 
     )
     progress = Progress(steps=1, phase=HOSTILE[0], calls=StepCalls(waits={call.id: asked}))
     times = StepTimes(20, 0, (CallTime(call.id, 0, 20),))
-    ended = Step(at=_START, progress=Progress(steps=1, phase=HOSTILE[0]), times=times, traces={call.id: text})
+    ended = Step(
+        at=_START,
+        progress=Progress(steps=1, phase=HOSTILE[0], own_usage=Usage(cost_usd=0.5)),
+        times=times,
+        traces={call.id: text},
+    )
     failed = ToolResult(call_id=call.id, tool=call.name, content=text, error=True)
     found = ToolResult(call_id="look", tool="look", content={HOSTILE[2]: [*HOSTILE, {line: line for line in HOSTILE}]})
     bodies = [

@@ -25,6 +25,11 @@ def build_test_app(store: str) -> App:
     return App(build_agents(), store, worker=WorkerSettings(handle_signals=False))
 
 
+def build_idle_app(store: str) -> App:
+    """Return an App that takes no runs: they stay as they were stored."""
+    return App(build_agents(), store, worker=WorkerSettings(take_runs=False, handle_signals=False))
+
+
 def make_open_ui(app: App) -> Starlette:
     """Return the page for everyone: the tests open no link."""
     return make_ui(app, authorize=lambda request: LOCAL_PRINCIPAL)

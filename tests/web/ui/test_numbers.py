@@ -128,7 +128,7 @@ def test_the_agents_page_has_the_same_cost_and_execution_time(served: UIServer, 
     run = served.call(served.app.get(run_id))
     assert [attempt.end for attempt in run.attempts] == ENDS[run_id]
     page.goto(f"{served.url}/agents?agent={run.agent}")
-    row = page.locator("tbody tr", has_text=run.agent).first
+    row = page.locator("tr.agent", has_text=run.agent)
     assert row.locator("[data-label=Runs]").inner_text() == "1"
     assert row.locator("[data-label=Cost]").inner_text() == format_cost(run.usage.cost_usd)
     assert row.locator("[data-label=p50]").inner_text() == format_times(run)[1]

@@ -8,17 +8,9 @@ from datetime import UTC, datetime
 import httpx
 import pytest
 from playwright.sync_api import Page, expect
-from tests.web.ui.agents import build_agents
 from tests.web.ui.gallery import store_gallery
 from tests.web.ui.journals import HOSTILE, store_hostile_run
-from tests.web.ui.server import UIServer
-
-from holdfast.app import App
-from holdfast.config import WorkerSettings
-
-
-def build_idle_app(store: str) -> App:
-    return App(build_agents(), store, worker=WorkerSettings(take_runs=False, handle_signals=False))
+from tests.web.ui.server import UIServer, build_idle_app
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +96,7 @@ def test_a_long_request_shows_its_newest_messages(gallery: UIServer, page: Page)
 
 
 def test_hostile_text_in_phases_workers_and_requests_is_escaped(gallery: UIServer, page: Page) -> None:
-    gallery.call(store_hostile_run(gallery.app.store, "hostile", phase=HOSTILE[0]))
+    gallery.call(store_hostile_run(gallery.app.store, "hostile"))
     page.goto(f"{gallery.url}/runs/hostile")
     expect(page.locator("#outline summary b").first).to_have_text(HOSTILE[0][:39], use_inner_text=True)
     page.goto(f"{gallery.url}/runs/hostile/request/1")

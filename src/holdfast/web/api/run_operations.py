@@ -31,7 +31,7 @@ from holdfast.web.api.operation import (
     read_query,
     wait_for_end,
 )
-from holdfast.web.auth import Principal, list_visible
+from holdfast.web.auth import Principal, check_decider, list_visible
 from holdfast.web.errors import Forbidden
 from holdfast.web.sse import EventStreamResponse, encode_events
 from holdfast.web.wire import (
@@ -164,13 +164,14 @@ async def send_signal(context: Context) -> MailReference:
 async def answer_call(context: Context) -> RunReference:
     await context.find_run()
     body: AnswerRequest = context.body
+    digest = await check_decider(context.store, context.principal, context.run_id, body.call_id, body.digest)
     await context.app.answer(
         context.run_id,
         body.call_id,
         body.to_answer(),
         by=context.principal.caller_id,
         via="http",
-        digest=body.digest,
+        digest=digest,
     )
     return RunReference(run_id=context.run_id)
 

@@ -17,7 +17,7 @@ from holdfast.runtime.operations.conversations import Conversation
 from holdfast.runtime.operations.mailing import AlreadyAnswered, NotWaiting
 from holdfast.web.api.conversation_operations import open_conversation, post_message
 from holdfast.web.api.operation import Context, InvalidBody, read_body
-from holdfast.web.auth import Authorize, Principal, Scope, authenticate
+from holdfast.web.auth import Authorize, Principal, Scope, authenticate, check_decider
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,9 @@ class ChatServer:
         for call_id, approval in given.approvals.items():
             # A request that is repeated, because its response was lost.
             with suppress(NotWaiting, AlreadyAnswered):
-                answer = _to_answer(approval)
-                await self.app.answer(conversation.run_id, call_id, answer, by=principal.caller_id, via="http")
+                answer, run_id, store = _to_answer(approval), conversation.run_id, self.app.store
+                digest = None if store is None else await check_decider(store, principal, run_id, call_id, None)
+                await self.app.answer(run_id, call_id, answer, by=principal.caller_id, via="http", digest=digest)
 
 
 def _to_answer(approval: Any) -> Answer:

@@ -1,6 +1,6 @@
 """The page as an ASGI application."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -38,6 +38,7 @@ def make_ui(
     *,
     authorize: Authorize | None = None,
     login: LinkLogin | None = None,
+    deciders: Mapping[str, Sequence[str]] | None = None,
 ) -> Starlette:
     """Return the page of an App as an ASGI application, which may be mounted under any path.
 
@@ -47,12 +48,13 @@ def make_ui(
         authorize: returns the sender of a request, or `None`. Without it only clients of a Unix socket are
             served.
         login: exchanges the token of a link for a cookie. `holdfast ui` uses it.
+        deciders: the names of those who decide for each audience of an approval. They are shown to those who may not.
 
     Raises:
         DefinitionError: the App has no store.
     """
 
-    return build_ui(app, authorize=authorize, login=login)
+    return build_ui(app, authorize=authorize, login=login, deciders=deciders)
 
 
 def build_ui(
@@ -61,9 +63,10 @@ def build_ui(
     authorize: Authorize | None = None,
     login: LinkLogin | None = None,
     kill_switch: KillSwitch | None = None,
+    deciders: Mapping[str, Sequence[str]] | None = None,
 ) -> Starlette:
     """As `make_ui`. With a switch, which the demo gives, the list of runs has a button that kills a worker."""
-    site = Site(app, login.authorize if login is not None else authorize, kill_switch)
+    site = Site(app, login.authorize if login is not None else authorize, kill_switch, deciders)
     routes: list[BaseRoute] = [
         Route(path, make_endpoint(site, handler, scope), methods=[method]) for method, path, handler, scope in _ROUTES
     ]

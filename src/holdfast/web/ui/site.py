@@ -1,7 +1,7 @@
 """What all pages share: templates, the check of each request, errors as pages."""
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -86,10 +86,18 @@ _TITLES = {401: "Not signed in", 403: "Not permitted", 404: "Not found", 409: "N
 class Site:
     """The App, its store and the templates."""
 
-    def __init__(self, app: App, authorize: Authorize | None, kill_switch: KillSwitch | None = None) -> None:
+    def __init__(
+        self,
+        app: App,
+        authorize: Authorize | None,
+        kill_switch: KillSwitch | None = None,
+        deciders: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
         if app.store is None:
             raise DefinitionError("this App has no store, so there are no runs to show: give it one")
         self.app, self.authorize, self.kill_switch = app, authorize, kill_switch
+        #: The names of those who decide for each audience.
+        self.deciders = deciders or {}
         self.store: RunStore = app.store
         self._templates = make_environment()
         self._version = metadata.version("holdfast")
@@ -104,6 +112,8 @@ class Site:
         shared = {"base": base, "now": utc_now(), "version": self._version, "app": self.app, "pending_count": None}
         principal = request.scope.get("state", {}).get("principal")
         shared["who"] = "" if principal is None else principal.caller_id or "local"
+        shared["principal"], shared["deciders"] = principal, self.deciders
+        shared["live_workers"] = request.scope.get("state", {}).get("live_workers")
         shared["said"] = MESSAGES.get(request.query_params.get("said", ""), "")
         shared["kill_switch"] = self.kill_switch
         return self._templates.get_template(template).render(**(shared | context))
@@ -143,11 +153,20 @@ def make_endpoint(site: Site, handler: Handler, scope: Scope) -> Callable[[Reque
         try:
             request.state.principal = await authenticate(request, site.authorize)
             request.state.principal.require(scope)
+            if request.method == "GET" and "/live/" not in request.url.path:
+                request.state.live_workers = await count_workers(site, request.state.principal)
             return await handler(site, request)
         except Exception as exc:  # each error becomes a page
             return site.render_error(request, exc)
 
     return respond
+
+
+async def count_workers(site: Site, principal: Principal) -> int | None:
+    """Return how many live workers take runs; `None` for a principal who does not see all of them."""
+    if not principal.sees_all:
+        return None
+    return sum(each.alive and bool(each.worker.agents) for each in await site.store.list_workers())
 
 
 def can_start(site: Site, principal: Principal) -> bool:

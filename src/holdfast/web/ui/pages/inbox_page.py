@@ -12,7 +12,7 @@ from holdfast.core.errors import DefinitionError
 from holdfast.core.run.waiting import Approve, WaitingCall
 from holdfast.root_error import HoldfastError
 from holdfast.runtime.reading.run_summary import summarize_run
-from holdfast.web.auth import find_visible
+from holdfast.web.auth import check_decider, find_visible
 from holdfast.web.ui.live import Fragment, stream_fragments
 from holdfast.web.ui.needs import Needs, read_needs
 from holdfast.web.ui.run_view.actions import VIA, parse_json, read_form
@@ -58,6 +58,7 @@ async def _make_context(site: Site, request: Request, needs: Needs) -> dict[str,
         "approvals": await _read_tasks(site, needs.approvals),
         "questions": await _read_tasks(site, needs.questions),
         "pending_count": needs.label,
+        "own_approvals": sum(principal.may_decide(call.audience) for _, call in needs.approvals),
         "can_answer": "answer" in principal.scopes,
         "can_control": "control" in principal.scopes,
         "back": "inbox",
@@ -80,9 +81,11 @@ class Asked(msgspec.Struct, frozen=True):
 
 async def preview_approvals(site: Site, request: Request) -> Response:
     """Show the approvals of one tool, or all, and ask."""
-    needs = await read_needs(site.store, get_principal(request))
+    principal = get_principal(request)
+    needs = await read_needs(site.store, principal)
     tool = request.query_params.get("tool", "")
-    calls = [call for _, call in needs.approvals if not tool or call.tool == tool][:_MAX_APPROVALS]
+    own = (call for _, call in needs.approvals if principal.may_decide(call.audience))
+    calls = [call for call in own if not tool or call.tool == tool][:_MAX_APPROVALS]
     asked = [msgspec.json.encode(Asked(call.run_id, call.call_id, call.digest)).decode() for call in calls]
     pairs = list(zip(calls, asked, strict=True))
     return site.render(request, "approve.html", section="inbox", calls=pairs, tool=tool, pending_count=needs.label)
@@ -100,7 +103,8 @@ async def approve(site: Site, request: Request) -> Response:
         try:
             await find_visible(site.store, principal, asked.run_id)
             by = principal.caller_id or "local"
-            await site.app.answer(asked.run_id, asked.call_id, Approve(), by=by, via=VIA, digest=asked.digest)
+            digest = await check_decider(site.store, principal, asked.run_id, asked.call_id, asked.digest)
+            await site.app.answer(asked.run_id, asked.call_id, Approve(), by=by, via=VIA, digest=digest)
             done += 1
         except HoldfastError as exc:
             refused.append(str(exc))

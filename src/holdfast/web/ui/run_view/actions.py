@@ -21,6 +21,7 @@ from holdfast.runtime.operations.conversations import When
 from holdfast.runtime.operations.mailing import MAX_MAIL_BYTES, NotWaiting
 from holdfast.runtime.reading.run_summary import summarize_run
 from holdfast.runtime.reading.transcript import read_record_waits
+from holdfast.web.auth import check_decider
 from holdfast.web.ui.argument_form import add_error, read_fields
 from holdfast.web.ui.site import Site, get_principal
 from holdfast.web.ui.tasks import WaitingTask, read_task
@@ -61,8 +62,9 @@ VIA = "web"
 async def answer(site: Site, request: Request) -> Response:
     """Answer a call that waits. An edit that is refused is shown again, with its errors."""
     record = await site.get_record(request)
-    form = await read_form(request)
+    form, principal = await read_form(request), get_principal(request)
     call_id = form.get("call_id", "")
+    digest = await check_decider(site.store, principal, record.run_id, call_id, form.get("digest", ""))
     decision: Answer
     if form.get("decision") == "edit":
         decision, refused = await _read_edit(site, record, call_id, form)
@@ -71,8 +73,8 @@ async def answer(site: Site, request: Request) -> Response:
         said = "approved"
     else:
         decision, said = _read_answer(form)
-    by = get_principal(request).caller_id or "local"
-    await site.app.answer(record.run_id, call_id, decision, by=by, via=VIA, digest=form.get("digest", ""))
+    by = principal.caller_id or "local"
+    await site.app.answer(record.run_id, call_id, decision, by=by, via=VIA, digest=digest)
     return redirect(request, get_back_path(form, record.run_id), said)
 
 

@@ -98,10 +98,9 @@ def describe_waited(run: RunSummary, attempts: Sequence[AttemptRecord], now: dat
     if not named:
         return ""
     # The parts add up to what the page shows: the longest takes what rounding and short pauses leave.
-    longest = max(named, key=lambda cause: named[cause])
-    named[longest] += waited - sum(named.values(), timedelta(0))
-    ordered = sorted(named.items(), key=lambda part: -part[1])
-    return ", ".join(f"{format_span(length)} {cause}" for cause, length in ordered)
+    (length, longest), *others = sorted(((length, cause) for cause, length in named.items()), reverse=True)
+    length += waited - sum(named.values(), timedelta(0))
+    return ", ".join(f"{format_span(length)} {cause}" for length, cause in [(length, longest), *others])
 
 
 def note_steps(steps: Sequence[StepView], attempts: Sequence[AttemptRecord], now: datetime) -> dict[str, StepNotes]:
