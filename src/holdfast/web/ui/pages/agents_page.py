@@ -41,7 +41,7 @@ class AgentRun(msgspec.Struct, frozen=True):
 
     summary: RunSummary
     cost_usd: float
-    #: Of the period, oldest first.
+    #: The part of the period in which it began, from 0.
     part: int
 
 
