@@ -182,6 +182,7 @@ class WorkflowScope(Saga):
         end = self._find_end(error)
         if end is None:
             return
+        await self._run.suspension.end_tasks()  # one of them may still record the result of its step
         if self._is_recorded or self._run.list_undoable(self._calls):
             await self._begin_undo()
             if not self._is_recorded:
@@ -219,7 +220,6 @@ class WorkflowScope(Saga):
     async def _begin_undo(self) -> None:
         """End what is left of the function, and accept further steps."""
         suspension, task = self._run.suspension, asyncio.current_task()
-        await suspension.end_tasks()
         with suppress(asyncio.CancelledError):  # of the stop, if it has not arrived yet
             await asyncio.sleep(0)
         while task is not None and task.cancelling():

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any
@@ -202,7 +203,8 @@ class WorkflowRun:
                 await waits.end_expired()
 
     async def _on_cancelled(self, call: StepCall) -> None:
-        """Record that the workflow has cancelled a call itself, unless the run is being stopped."""
+        """Record that the workflow has cancelled a call itself, unless it has a result or the run is being stopped."""
+        self._keep_result(call)
         await asyncio.sleep(0)  # code that cancels all tasks may stop the run only now
         if self.suspension.error is not None:
             raise Unwind from None
@@ -228,6 +230,15 @@ class WorkflowRun:
             if isinstance(message, Reply) and any(call.id == call_id for call in message.tool_calls):
                 break
         return None
+
+    def _keep_result(self, call: StepCall) -> None:
+        """Keep the result of a call that was cancelled after its record, while it was saved: it can be undone."""
+        found = (each for each in reversed(self._state.history) if isinstance(each, ToolResult))
+        result = next((each for each in found if each.call_id == call.call_id), None)
+        if result is not None and call.call_id not in self.steps.results:
+            self.steps.add_result(result)
+            with suppress(Exception):  # the error of the step: there is nothing to undo
+                self._load_value(call, result)
 
     async def show_progress(self, progress: ItemProgress) -> None:
         """Show watchers how far a part of the workflow is, and record it with the next save."""
