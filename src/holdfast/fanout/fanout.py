@@ -190,9 +190,8 @@ class Fanout:
     async def _run(self, app: App) -> None:
         """Run the fan-out to its end. If it waits for a provider, try that one again now."""
         run_id, inputs = self.run_id, {"cells": list(self.adapter_ids)}
-        await app.submit(self._agent, self._prompt, inputs=inputs, run_id=run_id)
-        if (await get_record(_get_store(app), run_id)).status is RunStatus.WAITING:
-            with suppress(RunBusy):  # another process has just resumed it
+        with suppress(RunNotFound, RunBusy):  # it begins now, or another process has just resumed it
+            if (await get_record(_get_store(app), run_id)).status is RunStatus.WAITING:
                 await app.resume(run_id)
         await app.run(self._agent, self._prompt, inputs=inputs, run_id=run_id)
 

@@ -104,7 +104,6 @@ class Submitter:
         """Queue a run unless there is one with this id."""
         with suppress(RunExists):
             await self._store.create(make_queued_run(info, Progress(), []))
-            await self._warn_without_worker(info.agent_name)
 
     async def get_same_request(self, info: RunInfo) -> RunRecord:
         """Return the record of the run with this id, if it has the same agent, prompt and inputs.
