@@ -1,6 +1,7 @@
 """The command demo: kills a worker several times, counts what was done, and gives a verdict."""
 
 import asyncio
+import logging
 import os
 import random
 import signal
@@ -184,6 +185,7 @@ class Demo:
 
     async def run(self) -> DemoResult:
         """Submit the run, execute and kill it, and check the result."""
+        logging.getLogger("holdfast.worker").setLevel(logging.ERROR)  # the first worker starts after the submit
         async with open_client(self.store_url, create=True) as client:
             await client.submit(AGENT_NAME, PROMPT, run_id=RUN_ID)
         self._output.print_line(f"an agent pays {ROUNDS * BATCH_SIZE} invoices; the run is stored before it starts")
