@@ -102,7 +102,7 @@ def test_a_filter_takes_many_runs_after_a_question(shell: Shell) -> None:
     asked.type("y\n")
     assert asked.finish() == 0
     assert shell.states() == {"r0": "cancelled", "r1": "cancelled", "r2": "cancelled", "other": "queued"}
-    assert shell.ok("cancel", "--label", "batch=7", "--yes") == "no run fits\n"
+    assert shell.ok("cancel", "--label", "batch=7", "--yes") == "no matching run\n"
 
 
 def test_cancelled_and_parked_runs_are_left_to_the_workers_by_filter(shell: Shell) -> None:

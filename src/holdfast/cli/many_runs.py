@@ -56,7 +56,7 @@ async def _act(
     if as_json:
         print_json({"done": done, "refused": refused})
     else:
-        print(f"{format_count(len(done), 'run')} {action.past}" if runs else "no run fits")
+        print(f"{format_count(len(done), 'run')} {action.past}" if runs else "no matching run")
         for text in refused.values():
             print_diagnostic(f"refused: {text}")
     return len(refused)
