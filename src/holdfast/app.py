@@ -48,7 +48,7 @@ _CHECKPOINT_DEFAULTS = CheckpointSettings()
 
 
 class App(RunClient):
-    """Agents, a store and ports, joined: runs that survive. A `RunClient` that also executes.
+    """Executes agents durably: joins agents, a store and ports. A `RunClient` that also executes.
 
     Used as `async with App(agents) as app:`. While it is open the App is a worker: it takes queued runs, and resumes
     the runs that earlier processes left. On exit it lets its runs reach their next step boundary and leaves them for

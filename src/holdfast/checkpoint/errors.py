@@ -101,7 +101,7 @@ class ClaimLost(StoreError, RunLost):
 class RunBusy(CheckpointError):
     """A live worker owns this run.
 
-    What to do: Wait for it, or ask it to stop with a cancel.
+    What to do: Wait until the run ends, or `cancel` it.
     """
 
     def __init__(self, run_id: str, owner: str) -> None:

@@ -182,7 +182,7 @@ class RunCancelled(RunError):
 class RunFailed(RunError):
     """The run failed. The exception that ended it is the cause, `__cause__`, if this process has just executed the run.
 
-    Every caller gets this class, at once, later and in another process; there `error` is all that is known.
+    Every caller gets this class, now, later and in other processes, where only `error` is known.
 
     What to do: Read the error, fix its cause, then `resume` the run: it continues after its last good step.
     """

@@ -321,7 +321,7 @@ class BudgetExhausted(RunWaiting):
 class OutageWait(RunWaiting):
     """A child run waits until the provider of its model is available again. It resumes with its parent.
 
-    What to do: Nothing: a worker resumes the parent. How long a model is tried is set with `Agent(retry=...)`.
+    What to do: Nothing: a worker resumes the parent. `Agent(retry=...)` sets how long a call is retried.
     """
 
     def __init__(self, run_id: str, error: BaseException, until: datetime) -> None:

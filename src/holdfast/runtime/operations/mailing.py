@@ -41,7 +41,7 @@ _UNFINISHED = frozenset({RunStatus.WAITING, RunStatus.RUNNING, RunStatus.INTERRU
 
 
 class NotWaiting(CheckpointError):
-    """The run has no such call that waits: it never had, or the wait is over. Nothing was sent.
+    """The run has no such waiting call: it never existed, or its wait is over. Nothing was sent.
 
     What to do: Look at the calls that do wait: `holdfast pending`, or `App.pending`.
     """
