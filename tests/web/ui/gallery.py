@@ -386,6 +386,20 @@ async def _store_needs(gallery: Gallery, now: datetime) -> None:
         await gallery.add(journal, RunStatus.PARKED, reason=reason)
 
 
+async def store_many(path: Path, now: datetime, count: int) -> None:
+    """Fill an empty file with runs that differ in little, some of which failed."""
+    async with Gallery(path, now) as gallery:
+        for number in range(count):
+            info = RunInfo(run_id=f"order-{number:05}", agent_name="orders", prompt=f"Ship order {number}.")
+            journal = Journal(info, now - timedelta(seconds=5 * (count - number)), HAIKU)
+            journal.step("It is shipped.")
+            await gallery.add(
+                journal,
+                RunStatus.FAILED if number % 50 == 0 else RunStatus.DONE,
+                reason="ValueError: no stock" if number % 50 == 0 else "",
+            )
+
+
 async def register_fleet(store: RunStore | None) -> None:
     """Register two live workers that know the agents of the gallery, but one."""
     assert store is not None
