@@ -106,13 +106,17 @@ async def test_an_escalator_that_still_thinks_is_cancelled_by_the_next_idle_peri
     assert thoughts == ["begun", "cancelled", "begun", "cancelled"]
 
 
-async def test_each_turn_of_a_conversation_may_be_extended() -> None:
+async def test_each_turn_of_a_conversation_is_watched_from_its_beginning_and_may_be_extended() -> None:
     clock, model = ManualClock(), Hanging()
-    async with App([agent_of(model)], "memory:", critic=Critic(backstop=2, clock=clock), clock=clock) as app:
+    escalation = Escalation(CriticAction(extend=SOFT), CriticAction(extend=SOFT))
+    critic = Critic(escalation, backstop=2, clock=clock)
+    async with App([agent_of(model)], "memory:", critic=critic, clock=clock) as app:
         chat = app.conversation("a", "ann")
-        for text in ("one", "two"):
+        for number, text in enumerate(("one", "two"), 1):
             turn = asyncio.create_task(chat.send(text))
-            await clock.advance(SOFT * 2.5)
+            await clock.advance(SOFT * 1.2)
+            assert [idle_run.extensions for idle_run in escalation.asked] == [0] * number
+            await clock.advance(SOFT * 1.3)
             model.replies.put_nowait(Reply(text=f"answer to {text}"))
             assert (await turn).output == f"answer to {text}"
 
