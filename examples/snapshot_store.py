@@ -371,8 +371,9 @@ class SnapshotStore:
             run.check_unread(release.wake_on)
             run.append(release.entries)
             now = datetime.now(UTC)
+            waits = release.status is RunStatus.WAITING and not run.record.cancel_requested
             run.update(
-                status=release.status,
+                status=release.status if waits or release.status is not RunStatus.WAITING else RunStatus.INTERRUPTED,
                 owner_alive=False,
                 reason=release.reason,
                 strikes=release.strikes,
@@ -380,8 +381,8 @@ class SnapshotStore:
                 not_before=now + release.delay,
                 expires_at=None if release.retention is None else now + release.retention,
                 cancel_requested=run.record.cancel_requested and release.status not in TERMINAL_STATUSES,
-                wake_at=release.wake_at,
-                wake_on=release.wake_on if release.status is RunStatus.WAITING else (),
+                wake_at=release.wake_at if waits else None,
+                wake_on=release.wake_on if waits else (),
             )
             if release.notify is not None:
                 with contextlib.suppress(RunNotFound, RunEnded):

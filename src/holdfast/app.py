@@ -8,7 +8,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack, get_args
 
 from holdfast.checkpoint.checkpoint_store import CheckpointStore
-from holdfast.checkpoint.errors import RunNotFound
+from holdfast.checkpoint.claims import request_cancel
+from holdfast.checkpoint.errors import RunNotClaimable, RunNotFound
 from holdfast.checkpoint.store import RunStore
 from holdfast.clock import CLOCK, Clock
 from holdfast.concurrency import close_with_timeout, end_forked_child, run_in_background
@@ -269,11 +270,7 @@ class App(RunClient):
         return self._schedule
 
     def agent(self, name: str) -> AgentSource:
-        """Return the agent of this name.
-
-        Raises:
-            DefinitionError: there is none.
-        """
+        """Return the agent of this name. Raises `DefinitionError` if there is none."""
         return find_agent(self.agents, name)
 
     # -- runs ---------------------------------------------------------------------------------------------------
@@ -358,8 +355,7 @@ class App(RunClient):
         except (Shutdown, KeyboardInterrupt) as exc:
             if self._signals is None or self._signals.received is None:
                 raise
-            known = run_id is not None and self.store is not None
-            exit_on_signal(exc, self._signals.received, can_start_again=known)
+            exit_on_signal(exc, self._signals.received, can_start_again=run_id is not None and self.store is not None)
 
     def map(
         self,
@@ -438,12 +434,15 @@ class App(RunClient):
         return await self._working.attacher.resume(run_id, on_cancel)
 
     async def cancel(self, run_id: str) -> None:
-        """As `RunClient.cancel`. A run that this process executes is stopped at once."""
+        """As `RunClient.cancel`, durable when this returns. A run that this process executes is stopped at once."""
         run = self._open_executor.get_attempt(run_id)
-        if run is not None:
-            run.stop(RunCancelled(f"run {run_id} was cancelled"))
+        if run is None:
+            await super().cancel(run_id)
             return
-        await super().cancel(run_id)
+        run.stop(RunCancelled(f"run {run_id} was cancelled"))
+        if self.store is not None:  # the process may die first, or the attempt may be about to end with a wait
+            with suppress(RunNotFound, RunNotClaimable):
+                await request_cancel(await self._stored.get_claims(), run_id)
 
     # -- web ----------------------------------------------------------------------------------------------------
 

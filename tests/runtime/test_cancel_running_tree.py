@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Collection
+from contextlib import suppress
 
 import pytest
 from tests.probe_store import ProbeStore
@@ -13,7 +14,7 @@ from holdfast.checkpoint.errors import StoreFull
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, Release, RunStatus
 from holdfast.checkpoint.store import RunStore
 from holdfast.checkpoint.workers import Claim
-from holdfast.core.errors import RunParked
+from holdfast.core.errors import RunCancelled, RunParked
 from holdfast.stores.from_url import store_from_url
 
 #: What a store that refuses something does all the same.
@@ -133,12 +134,49 @@ async def test_so_they_do_if_the_store_refuses_something_meanwhile(harness: Proc
         recovery = asyncio.create_task(app.recover())
         await family.begun.wait()
         store.before = refuse
-        await app.cancel("r")
+        with suppress(StoreFull):  # the request itself was refused: the run is stopped all the same
+            await app.cancel("r")
         await recovery
     await store.inner.close()
     assert calls > nth
     async with App(family.agents, harness.url, worker=False) as app:
         assert await all_are_cancelled(app)
+
+
+async def test_a_cancel_that_meets_the_release_of_a_run_that_waits_is_applied(harness: ProcessHarness) -> None:
+    @tool(approval=True)
+    async def pay() -> str:
+        return "paid"
+
+    agent = Agent(name="payer", model=ScriptedModel(tool_reply(call("1", "pay"))), tools=[pay])
+    store, leaving, go_on = ProbeStore(store_from_url(harness.url)), asyncio.Event(), asyncio.Event()
+
+    async def hold_release(method: str) -> None:
+        if method == "release":
+            leaving.set()
+            await go_on.wait()
+
+    async with App([agent], store) as app:
+        store.before = hold_release
+        run = asyncio.create_task(app.run("payer", "go", run_id="r"))
+        await leaving.wait()
+        await app.cancel("r")
+        go_on.set()
+        await asyncio.wait([run])
+        with pytest.raises(RunCancelled):
+            await app.result("r", through_waits=True)
+    await store.inner.close()
+
+
+async def test_a_cancel_of_a_run_of_this_process_is_durable_when_it_returns(harness: ProcessHarness) -> None:
+    family, store = Family(), ProbeStore(store_from_url(harness.url))
+    async with App(family.agents, store, worker=False) as app:
+        run = asyncio.create_task(app.run("top", "go", run_id="r"))
+        await family.begun.wait()
+        await app.cancel("r")
+        assert "request_cancel" in store.calls
+        await asyncio.wait([run])
+    await store.inner.close()
 
 
 class SlowUndoStore(ProbeStore):

@@ -14,7 +14,6 @@ from holdfast.checkpoint.claims import (
     Claims,
     cancel_background,
     cancel_children,
-    cancel_if_requested,
     retry_while_unavailable,
 )
 from holdfast.checkpoint.codec import RecentConversations, decode, encode
@@ -323,8 +322,6 @@ class StoreCheckpointer:
         has_ended = await self._finish(end_left(leaving, self.claim, self._clock.now(), progressed=self._progressed))
         if leaving.end is AttemptEnd.WAITING:
             self._keep_journal()
-            if self._info.background and has_ended:
-                await cancel_if_requested(self._claims, self._info.run_id)
         return has_ended
 
     def _current_usage(self) -> Usage:

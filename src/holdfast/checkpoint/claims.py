@@ -283,9 +283,7 @@ async def cancel_run(claims: Claims, run_id: str) -> None:
         try:
             claim, undo = await _claim(claims, run_id)
         except RunBusy:
-            await claims.store.request_cancel(run_id)
-            if (await get_record(claims.store, run_id)).status is RunStatus.WAITING:
-                await cancel_run(claims, run_id)  # its owner has left it meanwhile
+            await request_cancel(claims, run_id)
             return
         try:
             requested = (await get_record(claims.store, run_id)).cancel_requested
@@ -309,6 +307,17 @@ async def cancel_run(claims: Claims, run_id: str) -> None:
             is_removed = release.status is RunStatus.CANCELLED and not retention.cancelled
             if is_removed and stored.record.parent_run_id is None:
                 await claims.store.remove(run_id)
+
+
+async def request_cancel(claims: Claims, run_id: str) -> None:
+    """Ask the live owner of a run to cancel it. Durable when this returns: if the owner dies, the next one does it.
+
+    Raises:
+        RunNotFound: there is no such run. RunNotClaimable: it has ended meanwhile.
+    """
+    await claims.store.request_cancel(run_id)
+    if (await get_record(claims.store, run_id)).status is RunStatus.WAITING:
+        await cancel_run(claims, run_id)  # its owner has left it meanwhile
 
 
 async def cancel_children(claims: Claims, run_id: str, *, continues: bool = False) -> None:
@@ -378,10 +387,3 @@ def _make_release(stored: StoredRun, retention: Retention, claim: Claim) -> Rele
         retention=retention.cancelled,
         notify=make_notice(info, RunStatus.CANCELLED, usage, claim.token),
     )
-
-
-async def cancel_if_requested(claims: Claims, run_id: str) -> None:
-    """Cancel a run whose parent has asked for that while it was about to wait: no process would look at it."""
-    if (await get_record(claims.store, run_id)).cancel_requested:
-        with suppress(RunNotFound, RunNotClaimable):  # another was faster
-            await cancel_run(claims, run_id)

@@ -100,7 +100,9 @@ class MemoryRun:
             self.progress = release.progress
         self.status, self.reason, self.strikes = release.status, release.reason, release.strikes
         self.not_before = now + release.delay
-        if release.status is RunStatus.WAITING:
+        if release.status is RunStatus.WAITING and self.cancel_requested:
+            self.status = RunStatus.INTERRUPTED
+        elif release.status is RunStatus.WAITING:
             self.wake_at, self.wake_on = release.wake_at, tuple(release.wake_on)
         self.expires_at = None if release.retention is None else now + release.retention
         self.updated_at = now

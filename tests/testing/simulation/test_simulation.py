@@ -40,7 +40,13 @@ def test_no_schedule_of_the_fixed_seeds_breaks_a_promise(chunk: int, store: Stor
 #: person could not resolve a call in doubt whose branch had lost a race in the same attempt; a step that a workflow
 #: cancelled while its result was saved was recorded a second time, as cancelled; an I/O error of a started run's cancel
 #: failed the workflow.
-FOUND: dict[int, StoreKind] = {865989914: "memory", 5001833: "memory", 126: "sqlite", 19003059: "sqlite"}
+FOUND: dict[int, StoreKind] = {
+    865989914: "memory",
+    5001833: "memory",
+    126: "sqlite",
+    19003059: "sqlite",
+    7003193: "sqlite",
+}
 
 
 @pytest.mark.parametrize("seed", FOUND)

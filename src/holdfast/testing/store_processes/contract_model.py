@@ -149,13 +149,16 @@ class Model:
         run.check_consumed(release.consumed)
         run.check_unread(release.wake_on, release.consumed)
         run.consume(release.consumed)
-        if release.status is RunStatus.WAITING:
+        status = release.status
+        if status is RunStatus.WAITING and run.cancel_requested:
+            status = RunStatus.INTERRUPTED
+        elif status is RunStatus.WAITING:
             run.wake_on, run.wake_at = release.wake_on, release.wake_at
         run.entries = [*run.entries, *release.entries]
         run.next_seq += len(release.entries)
         run.progress = run.progress if release.progress is None else release.progress
         run.status, run.reason, run.strikes, run.retention = (
-            release.status,
+            status,
             release.reason,
             release.strikes,
             release.retention,

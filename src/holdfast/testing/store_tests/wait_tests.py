@@ -200,6 +200,16 @@ class WaitTests(StoreUnderTest):
         claims = await store.claim_next(worker, agents=["other"], limit=10)
         assert sorted(get_run_ids(claims)) == ["due", "sent"]
 
+    async def test_a_run_whose_cancel_was_requested_does_not_wait(self, store: RunStore, worker: str) -> None:
+        claim = await create_claimed(store, worker)
+        await store.request_cancel("run-1")
+        later = await from_now(store, timedelta(hours=1))
+        await store.release(claim, Release(status=RunStatus.WAITING, wake_at=later, wake_on=["message"]))
+        record = await load_record(store)
+        assert (record.status, record.cancel_requested) == (RunStatus.INTERRUPTED, True)
+        assert (record.wake_at, list(record.wake_on)) == (None, [])
+        assert await claim_all(store, worker) == ["run-1"]
+
     async def test_a_cancel_request_leaves_the_wait(self, store: RunStore, worker: str) -> None:
         await create_waiting(store, worker, wake_on=["message"])
         await store.request_cancel("run-1")

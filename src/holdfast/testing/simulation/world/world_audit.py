@@ -235,7 +235,7 @@ class WorldAudit:
 
     def _check_cancel(self, run_id: str, at: float) -> None:
         late = [when for when in self._ledger.model_calls[run_id] if when > at + _CANCEL_S]
-        if late and not self._world.plan.faults and not self._world.plan.disk_delay:
+        if late and not self._world.plan.faults:
             self.report(f"run {run_id} was cancelled at {at:.3f} s, and its model called at {late[0]:.3f} s")
 
     def _check_output(self, run_id: str, output: str) -> None:

@@ -16,6 +16,9 @@ begin
     if key is null then
         return;
     end if;
+    if new_status = 'waiting' and (select r.cancel_requested from holdfast.run r where r.id = settle_run.key) then
+        new_status := 'interrupted';
+    end if;
     update holdfast.run r set
         status = new_status,
         reason = p ->> 'reason',
