@@ -191,7 +191,7 @@ async def test_a_battery_does_not_ask_the_new_primary_for_a_transaction_of_the_o
     writing = asyncio.create_task(tables.transaction(insert))
     await asyncio.to_thread(_wait_for, pair.primary, WAITS_FOR_STANDBY)
     await asyncio.to_thread(pair.fail_over)
-    with pytest.raises(TablesUnavailable, match="not known whether this was written"):
+    with pytest.raises(TablesUnavailable, match="outcome of this write is unknown"):
         await writing
     await tables.transaction(insert)
     await tables.close()

@@ -196,7 +196,7 @@ class StoreCheckpoints:
         try:
             stored = await self.store.load(info.run_id)
             if stored.record.parent_run_id != info.parent_run_id:
-                raise RunParked("taken id", f"run {info.run_id} has the id of a child of this run, and is none")
+                raise RunParked("taken id", f"run {info.run_id} has the id of a child of this run, but is not one")
             if stored.record.is_terminal:
                 outcome = decode_run(stored, codec).outcome
                 if outcome is not None:

@@ -311,7 +311,7 @@ class PostgresTables:
         try:
             return await self._server.retry(ask, deadline=deadline, can_retry=self._can_retry)
         except psycopg.Error as exc:
-            raise TablesUnavailable(f"it is not known whether this was written: the server is away: {exc}") from exc
+            raise TablesUnavailable(f"the outcome of this write is unknown: the server is unavailable: {exc}") from exc
 
     async def _connect(self, deadline: float) -> PgConnection:
         if self._connection is None or self._connection.is_closed:

@@ -177,7 +177,7 @@ def check_text(parameters: Sequence[Any]) -> None:
     """Raise `TablesError` for text that PostgreSQL cannot store. SQLite refuses it too, so both behave alike."""
     for value in parameters:
         if isinstance(value, str) and _UNSTORABLE.search(value):
-            raise TablesError(f"{value!r:.80} cannot be kept: it has to be text without NUL or half surrogate pairs")
+            raise TablesError(f"{value!r:.80} cannot be kept: it has to be text without NUL or lone surrogates")
 
 
 def run_blocking(work: Awaitable[_T]) -> _T:

@@ -231,7 +231,7 @@ def test_a_phase_with_an_agent_takes_nothing_that_the_agent_has() -> None:
     with pytest.raises(DefinitionError, match="an agent or a workflow"):
         Phase(name="p", agent="book")  # type: ignore[arg-type]
     phased = Agent(name="phased", phases=[Phase(name="q", agent=book)])
-    with pytest.raises(DefinitionError, match="phased has phases of its own"):
+    with pytest.raises(DefinitionError, match="phased has phases too"):
         Phase(name="p", agent=phased)
     with pytest.raises(DefinitionError, match="no model"):
         Agent(name="a", phases=[Phase(name="p", agent=book), Phase(name="own")])

@@ -284,7 +284,7 @@ async def test_a_model_that_misuses_a_task_reads_what_is_wrong() -> None:
     }
     assert errors.keys() == {"unknown", "itself", "none", "below another", "second"}
     assert "there is no agent 'unknown': use one of wait_long, planner" in errors["unknown"]
-    assert "planner is above this task" in errors["itself"]
+    assert "planner is an ancestor of this task" in errors["itself"]
     assert "give the ids of one or more tasks" in errors["none"]
     assert "there is no task '1:2': list_tasks shows all" in errors["below another"]
     assert "1 tasks have not ended" in errors["second"]

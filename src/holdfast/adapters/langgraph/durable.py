@@ -233,7 +233,7 @@ def durable(
         DefinitionError: this is no compiled graph, it has no name, or an option has a wrong value.
     """
     if not isinstance(graph, Pregel):
-        raise DefinitionError(f"{type(graph).__name__} is no compiled graph: call compile() on it first")
+        raise DefinitionError(f"{type(graph).__name__} is not a compiled graph: call compile() on it first")
     if graph.interrupt_before_nodes or graph.interrupt_after_nodes:
         raise DefinitionError("the graph stops before or after nodes: call interrupt() in a node instead")
     if "compact" in options:

@@ -51,7 +51,7 @@ class AgentGraph:
         if name is None:
             return self.root
         if name not in self._agents:
-            raise MissingDefinition(f"the run is with agent {name!r}, which this process does not reach by handoffs")
+            raise MissingDefinition(f"the active agent of the run is {name!r}, which no handoff here reaches")
         return self._agents[name]
 
 

@@ -122,7 +122,7 @@ def _dump_part(part: Any) -> Any:
             "content part of pydantic-ai that has a JSON form"
         ) from exc
     if again != stored:
-        raise DefinitionError(f"the content part {part!r:.80} cannot be used: it would come back changed from a store")
+        raise DefinitionError(f"the content part {part!r:.80} cannot be used: storing it would change it")
     return stored[0]
 
 

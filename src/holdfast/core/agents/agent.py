@@ -92,7 +92,7 @@ class Phase:
         if given:
             raise DefinitionError(f"phase {self.name}: give {', '.join(given)} to its agent {agent.name}")
         if isinstance(agent, Agent) and agent.phases:
-            raise DefinitionError(f"phase {self.name}: its agent {agent.name} has phases of its own")
+            raise DefinitionError(f"phase {self.name}: its agent {agent.name} has phases too")
 
     def render(self, info: RunInfo, finished: Sequence[PhaseOutput]) -> str | list[Any]:
         """Return the phase's own prompt: text, or a list of content parts if the run's prompt has some."""

@@ -272,7 +272,7 @@ class Tool(Generic[P, R_co]):
         self.function: Callable[..., Any] = function
         self.name: str = name or str(getattr(function, "__name__", ""))
         if not self.name or self.name == "<lambda>":
-            raise DefinitionError(f"{function!r} has no name of its own: give the tool one with name=")
+            raise DefinitionError(f"{function!r} has no name: give the tool one with name=")
         check_choice(f"tool {self.name}: on_error", on_error, get_args(OnError))
         try:
             self.policy: ToolPolicy = ToolPolicy(

@@ -56,7 +56,7 @@ def check_run_id(run_id: str) -> str:
 
 def _check_text(name: str, value: Any) -> None:
     if not isinstance(value, str) or _UNSTORABLE.search(value):
-        raise DefinitionError(f"{name} is {value!r:.80}: it has to be text without NUL or half surrogate pairs")
+        raise DefinitionError(f"{name} is {value!r:.80}: it has to be text without NUL or lone surrogates")
 
 
 def _copy_labels(labels: Any) -> dict[str, str]:

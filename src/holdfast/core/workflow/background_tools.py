@@ -68,7 +68,7 @@ class _TaskTools:
             raise ValueError(f"there is no agent {agent!r}: use one of {', '.join(self._agents)}")
         call = current_call()
         if agent in (*call.info.lineage, call.info.agent_name):
-            raise ValueError(f"{agent} is above this task: it cannot be a task of it")
+            raise ValueError(f"{agent} is an ancestor of this task: it cannot be started from it")
         tasks = await get_started_runs(call).list_children()
         started = [task for task in tasks if task.status not in TERMINAL_STATUSES]
         if len(started) >= self._max_tasks:

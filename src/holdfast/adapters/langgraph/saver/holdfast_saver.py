@@ -246,7 +246,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
 
     async def _prune(self, thread_ids: Sequence[str], strategy: str) -> None:
         if strategy not in ("keep_latest", "delete"):
-            raise TablesError(f"{strategy!r} is no strategy of prune: use 'keep_latest' or 'delete'")
+            raise TablesError(f"{strategy!r} is not a prune strategy: use 'keep_latest' or 'delete'")
         for thread_id in thread_ids:
             if strategy == "delete":
                 await self._delete_thread(thread_id)

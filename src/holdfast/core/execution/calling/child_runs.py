@@ -82,7 +82,7 @@ class ChildRuns:
             return await asyncio.shield(self.outcomes[info.run_id][0])
         task = asyncio.current_task()
         if self.closed or task is None:
-            raise RunError(f"call {self._call_id} has ended: it starts no more child runs")
+            raise RunError(f"call {self._call_id} has ended: it cannot start child runs")
         outcome = asyncio.get_running_loop().create_future()
         self.outcomes[info.run_id] = outcome, task
         try:
@@ -118,7 +118,7 @@ class ChildRuns:
     ) -> RunInfo:
         """Start a run in the background, once for each `key` of this call, and return its identity."""
         if self.closed:
-            raise RunError(f"call {self._call_id} has ended: it starts no more runs")
+            raise RunError(f"call {self._call_id} has ended: it cannot start runs")
         if key is None:
             key = str(self._background_count)
             self._background_count += 1
