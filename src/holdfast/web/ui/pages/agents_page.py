@@ -17,7 +17,7 @@ from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.checkpoint.store import RunStore
 from holdfast.checkpoint.workers import count_live_workers
-from holdfast.core.workflow.workflow_loop import WORKFLOW_LOOP_NAME
+from holdfast.core.run.info import WORKFLOW_LOOP_NAME
 from holdfast.runtime.reading.formatting import utc_now
 from holdfast.runtime.reading.run_summary import RunSummary, summarize_run
 from holdfast.runtime.reading.transcript import get_loop_name
