@@ -46,6 +46,7 @@ def paths(server: UIServer) -> list[str]:
         "/runs/axe-lost",
         "/runs/axe-read?q=page",
         "/runs/axe-read/fork/1",
+        "/runs/axe-read/request/2",
         "/conversations",
         "/conversations/chat:clerk:axe",
         "/runs/axe-trip",
