@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import signal
 
 from tests.cli.shell import Shell, kill, line_with
@@ -33,6 +34,11 @@ def test_the_results_of_all_prompts_are_in_the_file(shell: Shell) -> None:
     shown = read_csv(shell.ok("results", "--label", "batch=b1"))
     assert sorted(row["output"] for row in shown) == ["done: note", "done: note", "done: send"]
     assert {row["run_id"] for row in shown} == {row["run_id"] for row in rows}
+    assert read_csv(shell.ok("results", "--label", "batch=b1", "--csv")) == shown
+    listed = json.loads(shell.ok("results", "--label", "batch=b1", "--json"))
+    assert [row | {"cost_usd": str(row["cost_usd"])} for row in listed] == shown
+    refused = shell.run("results", "--csv", "--json")
+    assert (refused.returncode, "not both" in refused.stderr) == (2, True)
 
 
 def test_ctrl_c_stops_and_the_same_command_continues(shell: Shell) -> None:

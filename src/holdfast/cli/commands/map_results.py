@@ -19,11 +19,12 @@ from holdfast.cli.options import (
     AgentOption,
     CodeArgument,
     CodeStoreOption,
+    JsonOption,
     QuietOption,
     StoreOption,
     take_options,
 )
-from holdfast.cli.output import CommandError, UsageError, format_error, format_value, print_diagnostic
+from holdfast.cli.output import CommandError, UsageError, format_error, format_value, print_diagnostic, print_json
 from holdfast.cli.run_session import run_app
 from holdfast.clock import CLOCK
 from holdfast.core.errors import RunInterrupted
@@ -199,22 +200,37 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 
 @take_options("query", QUERY_OPTIONS)
-def results(query: RunQuery, store: StoreOption = "") -> None:
+def results(
+    query: RunQuery,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the outputs as CSV, the default.")] = False,
+    as_json: JsonOption = False,
+    store: StoreOption = "",
+) -> None:
     """Print the outputs of runs as CSV, oldest first. --label batch=ID selects a batch."""
-    asyncio.run(_print_results(store, query))
+    if as_csv and as_json:
+        raise UsageError("give either --csv or --json, not both")
+    found = asyncio.run(_read_results(store, query))
+    if as_json:
+        print_json(found)
+        return
+    writer = csv.DictWriter(sys.stdout, ("prompt", *_COLUMNS))
+    writer.writeheader()
+    for row in found:
+        output = "" if row["output"] is None else format_value(row["output"])
+        writer.writerow(row | {"output": output, "cost_usd": row["cost_usd"] or ""})
 
 
-async def _print_results(store: str, query: RunQuery) -> None:
+async def _read_results(store: str, query: RunQuery) -> list[dict[str, Any]]:
+    """Return a row for each run, oldest first."""
     async with open_client(store) as client:
         page = await client.list(limit=_PAGE_SIZE, **query)
         runs = [*page.runs]
         while page.cursor is not None:
             page = await client.list(limit=_PAGE_SIZE, cursor=page.cursor, **query)
             runs += page.runs
-        writer = csv.writer(sys.stdout)
-        writer.writerow(["prompt", *_COLUMNS])
+        rows = []
         for run in reversed(runs):
             details = await client.get(run.run_id)
-            output = "" if details.output is None else format_value(details.output)
-            error = details.error or run.reason
-            writer.writerow([run.prompt, run.run_id, run.status.value, output, error, run.usage.cost_usd or ""])
+            result = (run.run_id, run.status, details.output, details.error or run.reason, run.usage.cost_usd)
+            rows.append({"prompt": run.prompt, **dict(zip(_COLUMNS, result, strict=True))})
+        return rows
