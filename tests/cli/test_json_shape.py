@@ -17,6 +17,7 @@ from holdfast.core import Message, ToolSchema
 from holdfast.web.api import make_api
 from holdfast.web.auth import LOCAL_PRINCIPAL
 from holdfast.web.wire import MailReference, RunReference, RunResult
+from holdfast.workflows import map_items, workflow
 
 Command = Callable[..., Any]
 
@@ -93,6 +94,26 @@ def test_reading_a_run_gives_what_the_api_returns(app: App, command: Command) ->
     for run_id in ("done", "waits"):
         read = asyncio.run(_request(app.replace(), f"/runs/{run_id}"))
         assert _cut_ages(command("show", run_id)["run"]) == _cut_ages(read)
+
+
+def test_the_progress_of_map_items_is_in_show_and_in_the_api(
+    store: str, command: Command, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    @tool
+    async def check(number: int) -> int:
+        return 6 // number
+
+    @workflow
+    async def flow() -> int:
+        return len(await map_items(check, range(3), return_exceptions=True))
+
+    app = App([flow], store, worker=WorkerSettings(take_runs=False, handle_signals=False))
+    app.run_sync(flow, run_id="mapped")
+    progress = [{"name": "check", "done": 3, "total": 3, "failed": 1}]
+    assert asyncio.run(_request(app.replace(), "/runs/mapped"))["progress"] == progress
+    assert command("show", "mapped")["run"]["progress"] == progress
+    build_program()(["show", "mapped", "--store", store], standalone_mode=False)
+    assert "progress check 3 of 3, 1 failed" in capfdbinary.readouterr().out.decode().splitlines()
 
 
 def test_a_change_prints_the_fields_that_the_api_returns(app: App, command: Command) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 from tests.scripted_model import ScriptedModel, call, tool_reply
-from tests.web.ui.trip import book_trip, travel
+from tests.web.ui.trip import book_trip, find_rooms, travel
 
 from holdfast.core.agents.agent import Agent, AgentSource
 from holdfast.core.agents.retry import Retry
@@ -83,5 +83,6 @@ def build_agents() -> list[AgentSource[Any]]:
         # No test agent executes these: their runs stay as they were stored.
         Agent(name="greeter", model=ScriptedModel("Hello.", "Hello again.")),
         travel,
+        find_rooms,
         book_trip,
     ]

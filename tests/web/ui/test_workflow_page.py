@@ -150,6 +150,15 @@ def test_the_tree_of_a_workflow_follows_it_to_its_end(trip: UIServer, page: Page
     expect(calls.locator(".par", has_text="agreed came first")).to_contain_text("abandoned")
 
 
+def test_the_head_has_the_progress_of_map_items_and_follows_it(any_server: UIServer, page: Page) -> None:
+    any_server.submit("find_rooms", "", "rooms-1")
+    any_server.wait_for("rooms-1", "waiting")
+    page.goto(f"{any_server.url}/runs/rooms-1")
+    expect(page.locator(".figures")).to_contain_text("find_room 3 of 4, 1 failed")
+    any_server.call(any_server.app.signal("rooms-1", "late"))
+    expect(page.locator(".figures")).to_contain_text("find_room 4 of 4, 1 failed")
+
+
 def test_without_javascript_calls_open_are_listed_and_searched(trip: UIServer, plain_page: Page) -> None:
     plain_page.goto(f"{trip.url}/runs/trip-1")
     plain_page.get_by_role("link", name="Failed", exact=True).click()

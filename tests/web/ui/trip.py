@@ -46,6 +46,16 @@ async def book(day: str) -> None:
         await asyncio.gather(book_hotel("Casa do Largo", day), price_for("Faro", 900))
 
 
+@workflow
+async def find_rooms() -> Any:
+    """Show progress: one item fails, one waits for a signal."""
+
+    async def find_room(day: int) -> Any:
+        return await (wait_for("late") if day == 2 else book_hotel("Casa do Largo", f"{day} June"))
+
+    return await map_items(find_room, range(4), return_exceptions=True) and "searched"
+
+
 @workflow(name="book_trip")
 async def book_trip(city: str, nights: int) -> dict[str, Any]:
     async def get_price(day: int) -> Any:

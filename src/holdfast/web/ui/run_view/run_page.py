@@ -121,6 +121,7 @@ async def show_run(site: Site, request: Request) -> Response:
     head = make_head(site, principal, record, related, doubts, window.answered)
     head["untaken"] = await find_untaken(site, principal, [head["run"]], utc_now())
     head["outcome"] = await read_outcome(site.store, window)
+    head["progress"] = [*window.steps.transcript.progress.values()] if window.later is None else []
     view = read_view(request)
     head |= make_body(head["run"], record, window.steps.steps, related.children, is_end=window.later is None, view=view)
     return site.render(request, "run.html", **head, **common, window=window, hits=[])
@@ -262,6 +263,8 @@ def make_head(
         "back": "run",
         "show_run": False,
         "untaken": None,
+        # The last events of each `map_items`.
+        "progress": (),
     }
 
 

@@ -16,6 +16,7 @@ from holdfast.core.run.run_events import (
     ChildFinished,
     ChildStarted,
     DraftRetracted,
+    ItemProgress,
     ReasoningDelta,
     ReplyAdded,
     TextDelta,
@@ -129,6 +130,7 @@ class RunUpdates(LiveUpdates):
         self._last_step_seq = -1
         #: The steps that the reader has, by their anchors.
         self._sent: dict[str, str] = {}
+        self._progress: dict[str, ItemProgress] = {}
 
     async def begin(self, record: RunRecord) -> str:
         """Return the whole part that changes."""
@@ -166,6 +168,8 @@ class RunUpdates(LiveUpdates):
         doubts = list_doubts(record, steps.transcript)
         head = make_head(self._site, self._principal, record, self._related, doubts, window.answered)
         head["outcome"] = steps.outcome
+        self._progress |= steps.transcript.progress
+        head["progress"] = [*self._progress.values()]
         if self._untaken is not None and waits_too_long(head["run"], utc_now()):
             head["untaken"] = self._untaken
         shown = steps.steps if head["is_workflow"] else self._steps
