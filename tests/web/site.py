@@ -16,7 +16,19 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from holdfast import Agent, App, Deferred, Reply, ToolCall, User, WorkerSettings, current_call, tool, wait_for
+from holdfast import (
+    Agent,
+    App,
+    ApprovalRequest,
+    Deferred,
+    Reply,
+    ToolCall,
+    User,
+    WorkerSettings,
+    current_call,
+    tool,
+    wait_for,
+)
 from holdfast.core import Message, ToolSchema
 from holdfast.core.agents.agent import AgentSource
 from holdfast.web.api import make_api
@@ -64,6 +76,12 @@ def make_agents(folder: Path) -> list[Agent]:
         write(f"pay {amount}")
         return "paid"
 
+    @tool(approval=ApprovalRequest(audience="finance"))
+    async def transfer() -> str:
+        """Transfer, with an approval of one audience."""
+        write("transfer")
+        return "transferred"
+
     @tool(on_error="raise")
     async def fail() -> str:
         """Fail until the test repairs it."""
@@ -109,14 +127,14 @@ def make_agents(folder: Path) -> list[Agent]:
         assert isinstance(asked, User)
         with (folder / "requests").open("a") as file:
             file.write(f"{asked.text} {len(since)}\n")
-        if asked.text in ("note", "gate", "pay") and not since:
+        if asked.text in ("note", "gate", "pay", "transfer") and not since:
             return Reply(text="wait", tool_calls=[ToolCall(id=f"{asked.text}-{place}", name=asked.text)])
         if asked.text == "fail":
             raise RuntimeError("no answer")
         return Reply(text=f"you said {asked.text}")
 
     return [
-        Agent(name="talker", model=chat_model, tools=[note, gate, pay]),
+        Agent(name="talker", model=chat_model, tools=[note, gate, pay, transfer]),
         Agent(name="clerk", model=model, tools=[note, gate, pay, fail, render, wait_for]),
         Agent(name="curser", model=curse_model, tools=[curse]),
     ]
@@ -137,10 +155,12 @@ async def authorize(request: Request) -> Principal | None:
 
 
 def authorize_guest(request: Request) -> Principal | None:
-    """The header `x-user` names the user; a request without it is that of a guest."""
+    """The headers `x-user` and `x-audience` name the user and one audience; without `x-user` it is a guest."""
     user = request.headers.get("x-user", "guest")
     scopes: set[Scope] = {"read"} if user == "reader" else {"read", "send", "answer"}
-    return None if user == "stranger" else Principal(caller_id=user, scopes=scopes)
+    audience = request.headers.get("x-audience")
+    audiences = None if audience is None else {audience}
+    return None if user == "stranger" else Principal(caller_id=user, scopes=scopes, audiences=audiences)
 
 
 def make_site(app: App, kind: str) -> ASGIApp:

@@ -128,14 +128,44 @@ def test_a_denied_call_is_not_made(chat_site: Site, protocol: str) -> None:
     assert read_ledger(chat_site) == before
 
 
-def make_body(protocol: str, chat: str) -> dict[str, Any]:
-    """A message `hello` to a chat, as the clients send it."""
+def make_body(protocol: str, chat: str, text: str = "hello") -> dict[str, Any]:
+    """A message to a chat, as the clients send it."""
     if protocol == "ag-ui":
-        message: dict[str, Any] = {"id": "m1", "role": "user", "content": "hello"}
+        message: dict[str, Any] = {"id": "m1", "role": "user", "content": text}
         fixed: dict[str, Any] = {"state": {}, "tools": [], "context": [], "forwardedProps": {}}
         return {"threadId": chat, "runId": "r1", "messages": [message], **fixed}
-    message = {"id": "m1", "role": "user", "parts": [{"type": "text", "text": "hello"}]}
+    message = {"id": "m1", "role": "user", "parts": [{"type": "text", "text": text}]}
     return {"trigger": "submit-message", "id": chat, "messages": [message]}
+
+
+def make_approval(protocol: str, chat: str, text: str, call_id: str) -> dict[str, Any]:
+    """The approval of the call that this message led to."""
+    body = make_body(protocol, chat, text)
+    if protocol == "ag-ui":
+        body["resume"] = [{"interruptId": f"int-{call_id}", "status": "resolved", "payload": {"approved": True}}]
+        return body
+    approval = {"id": call_id, "approved": True}
+    state = {"toolCallId": call_id, "state": "approval-responded", "input": {}, "approval": approval}
+    body["messages"].append({"id": "m1.answer", "role": "assistant", "parts": [{"type": f"tool-{text}", **state}]})
+    return body
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_an_approval_for_an_audience_is_refused_from_those_who_do_not_belong_to_it(
+    chat_site: Site, protocol: str
+) -> None:
+    chat, path = f"audience-{protocol}", f"/{protocol}/talker"
+    before = read_ledger(chat_site)
+    approval = make_approval(protocol, chat, "transfer", "transfer-0")
+    async with chat_site.client("ann", **{"x-audience": "ops"}) as ops:
+        asked = await ops.post(path, json=make_body(protocol, chat, "transfer"))
+        assert "transfer-0" in asked.text
+        refused = await ops.post(path, json=approval)
+        assert (refused.status_code, "finance" in refused.text) == (403, True), refused.text
+    async with chat_site.client("ann", **{"x-audience": "finance"}) as finance:
+        for _ in ("the answer", "its repetition"):
+            assert "you said transfer" in (await finance.post(path, json=approval)).text
+    assert read_ledger(chat_site).removeprefix(before).count("transfer\n") == 1
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
