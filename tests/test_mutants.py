@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tools import mutants
+from tools.covering_tests import PROCESS
 
 SOURCE = '''"""A module."""
 
@@ -86,6 +87,28 @@ def _index(offset: int) -> int:
     return len(SOURCE.encode()[:offset].decode())
 
 
+COMMAND = [sys.executable, "-m", "pytest", "-p", "tools.covering_tests", "-c", os.devnull, "--rootdir", ".", "."]
+
+
+def test_a_test_that_uses_another_process_is_recorded_as_such(tmp_path: Path) -> None:
+    (tmp_path / "test_uses.py").write_text(
+        "import socket, subprocess, sys\n\n"
+        "def test_none(): pass\n"
+        "def test_start(): subprocess.run([sys.executable, '-c', ''])\n"
+        "def test_connect():\n"
+        "    with socket.create_server(('127.0.0.1', 0)) as server, socket.create_connection(server.getsockname()):\n"
+        "        pass\n"
+    )
+    record = tmp_path / "record.json"
+    environment = {"PYTHONPATH": str(mutants.ROOT), "COVERING_RECORD": str(record)}
+    options = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    subprocess.run(COMMAND, cwd=tmp_path, env=os.environ | environment | options, check=True)
+    uses = {
+        name.rpartition("_")[2]: PROCESS in entered for name, (_, entered) in json.loads(record.read_text()).items()
+    }
+    assert uses == {"none": False, "start": True, "connect": True}
+
+
 def test_the_tests_of_each_mutant_run_in_a_fork_and_the_file_is_restored(tmp_path: Path) -> None:
     (tmp_path / "src/holdfast").mkdir(parents=True)
     (tmp_path / "src/holdfast/__init__.py").touch()
@@ -108,7 +131,7 @@ def test_the_tests_of_each_mutant_run_in_a_fork_and_the_file_is_restored(tmp_pat
         start = source.index(old)
         changes.append({
             "path": "src/holdfast/sums.py", "start": start, "end": start + len(old), "new": new, "function": "Sum.add",
-            "run": [f"test_sums.py::test_{test}"],
+            "number": len(changes) + 1, "run": [f"test_sums.py::test_{test}"],
         })  # fmt: skip
     (tmp_path / "work.json").write_text(json.dumps(work))
     environment = {
@@ -116,8 +139,7 @@ def test_the_tests_of_each_mutant_run_in_a_fork_and_the_file_is_restored(tmp_pat
         "COVERING_MUTANTS": str(tmp_path / "work.json"),
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
     }
-    command = [sys.executable, "-m", "pytest", "-p", "tools.covering_tests", "-c", os.devnull, "--rootdir", ".", "."]
-    subprocess.run(command, cwd=tmp_path, env=os.environ | environment, pass_fds=[writing], check=True)
+    subprocess.run(COMMAND, cwd=tmp_path, env=os.environ | environment, pass_fds=[writing], check=True)
     os.close(writing)
     with os.fdopen(reading) as results:
         found = [json.loads(line) for line in results]

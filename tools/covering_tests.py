@@ -26,8 +26,10 @@ from types import CodeType, FrameType, FunctionType
 
 import pytest
 
-#: Entered by a test that starts a process, whose functions are not observed.
+#: Entered by a test that starts a process or connects to one, whose functions are not observed.
 PROCESS = "a process"
+#: The last two: a fork server, and a server that another test has started.
+_PROCESS_EVENTS = ("subprocess.Popen", "os.fork", "os.posix_spawn", "socket.sendmsg", "socket.connect")
 
 _entered: set[CodeType] = set()
 _processes: list[str] = []
@@ -72,7 +74,7 @@ def pytest_sessionfinish() -> None:
 
 
 def _notice_process(event: str, _arguments: tuple[object, ...]) -> None:
-    if event in ("subprocess.Popen", "os.fork", "os.posix_spawn", "socket.sendmsg"):  # the last: a fork server
+    if event in _PROCESS_EVENTS:
         _processes.append(PROCESS)
 
 
@@ -121,7 +123,7 @@ def pytest_runtestloop(session: pytest.Session) -> object:
         path = Path(mutant["path"]).absolute()
         original = path.read_bytes()
         path.write_bytes(original[: mutant["start"]] + mutant["new"].encode() + original[mutant["end"] :])
-        os.utime(path, (index + 1, index + 1))  # compiled modules are compared by this time and the size
+        os.utime(path, (mutant["number"], mutant["number"]))  # compiled modules are compared by this time and the size
         try:
             seconds = sum(chosen["known"].get(item.nodeid, 4.0) for item in tests)
             result = _run_in_fork(session, tests, path, mutant["function"], functions, 60 + 4 * seconds)

@@ -180,7 +180,8 @@ def sample(package: str, count: int, seed: int, root: Path = ROOT) -> list[Mutan
 class Records:
     """Which tests enter which functions, and how long they take."""
 
-    def __init__(self, recorded: dict[str, tuple[float, list[str]]]) -> None:
+    def __init__(self, recorded: dict[str, tuple[float, list[str]]], max_seconds: float = MAX_SECONDS) -> None:
+        self._max_seconds = max_seconds
         self.seconds = {name: seconds for name, (seconds, _) in recorded.items()}
         self._functions = {name: frozenset(functions) for name, (_, functions) in recorded.items()}
         #: The tests that start a process, the fastest first. The functions that it enters are not recorded.
@@ -189,7 +190,7 @@ class Records:
         )
 
     def find_covering(self, mutant: Mutant) -> list[str]:
-        """Return the tests that enter the function of the mutant, or any of its module, for `MAX_SECONDS` in all.
+        """Return the tests that enter the function of the mutant, or any of its module, for `max_seconds` in all.
 
         Those of the folder that mirrors the module's come first, then the fastest.
         """
@@ -205,7 +206,8 @@ class Records:
         folder = f"tests/{mutant.path.relative_to(PACKAGE).parent.as_posix()}/"
         ordered = sorted(found, key=lambda name: (not name.startswith(folder), self.seconds[name]))
         total = itertools.accumulate(self.seconds[name] for name in ordered)
-        return [name for name, seconds in zip(ordered, total, strict=True) if seconds <= MAX_SECONDS] or ordered[:1]
+        within = [name for name, seconds in zip(ordered, total, strict=True) if seconds <= self._max_seconds]
+        return within or ordered[:1]
 
     @property
     def describing(self) -> list[str]:
@@ -257,19 +259,26 @@ class Runner:
                 survivors.append(index)
             else:
                 yield mutants[index], caught_by
+        others = [[name for name in records.processes if name not in set(each)] for each in covering]
+        in_forks = [index for index in survivors if index not in rest]
+        for index, caught_by in self._run_forks(mutants, in_forks, others, records.seconds, tests):
+            yield mutants[index], caught_by
         for index in survivors:
-            others = [name for name in records.processes if name not in set(covering[index])]
-            yield mutants[index], self._run_mutant(mutants[index], others, records.seconds, tests)
+            if index in rest:
+                yield mutants[index], self._run_mutant(mutants[index], others[index], records.seconds, tests)
 
     def _run_forks(
         self, mutants: Sequence[Mutant], chosen: list[int], covering: list[list[str]], known: dict[str, float],
         tests: Sequence[str],
     ) -> Iterator[tuple[int, str | None]]:  # fmt: skip
         """Run the tests that cover each chosen mutant, in forks of one process of pytest."""
+        if not chosen:
+            return
         reading, writing = os.pipe()
         listed = [
             {"path": str(mutants[index].path), "start": mutants[index].start, "end": mutants[index].end,
-             "new": mutants[index].new, "function": mutants[index].function, "run": covering[index]}
+             "new": mutants[index].new, "function": mutants[index].function, "number": index + 1,
+             "run": covering[index]}
             for index in chosen
         ]  # fmt: skip
         work = self._folder / "mutants.json"
@@ -348,7 +357,7 @@ def measure(
     recorded: dict[str, tuple[float, list[str]]] = {}
     for each in tests:
         recorded |= runner.record(each)
-    records = Records(recorded)
+    records = Records(recorded, given.seconds)
     counted = [mutant for mutant in mutants if str(mutant) not in equivalent]
     caught = 0
     for mutant, test in runner.find_catching(counted, records, tests, given.quick):
@@ -378,6 +387,7 @@ def main() -> int:
     parser.add_argument(
         "--quick", action="store_true", help="leave out tests of which only a process may enter the code"
     )
+    parser.add_argument("--seconds", type=float, default=MAX_SECONDS, help="of the tests that enter a changed function")
     parser.add_argument("--list", action="store_true", help="print the sample and run nothing")
     given = parser.parse_args()
     samples = {package: sample(package, given.count, given.seed) for package in given.packages or TESTS}

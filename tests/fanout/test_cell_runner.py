@@ -214,6 +214,19 @@ async def keep_all(messages: Sequence[Any]) -> Sequence[Any]:
             "phases or compaction",
         ),
         ({"a": ScriptedModel("x")}, {"max_per_provider": 0}, "at least 1"),
+        *(
+            ({"a": ScriptedModel("x")}, {name: value}, name)
+            for name, value in {
+                "fanout_id": 7,
+                "bounds": 7,
+                "shutdown_timeout": 7,
+                "retry_failed": "no",
+                "verbose": 1,
+                "handle_signals": None,
+                "max_concurrency": True,
+                "max_per_provider": {"p": "4"},
+            }.items()
+        ),
     ],
 )
 def test_more_nonsense_is_refused(tmp_path: Path, models: Any, options: Any, why: str) -> None:

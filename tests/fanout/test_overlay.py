@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.fanout import Overlay, PathRefused, Workspace, WorkspaceChanged
+from holdfast.fanout import Overlay, PathRefused, Workspace, WorkspaceChanged, WriteSnapshot
 from holdfast.runtime.reading.transcript import CallRecord
 
 ON_DISK = {"a.txt": "one two", "sub/b.txt": "three", "sub/deep/c.txt": "four"}
@@ -129,3 +129,40 @@ def test_a_file_exists_on_disk_or_as_a_proposed_write_until_it_is_deleted(tmp_pa
     assert [overlay.exists(path) for path in ("sub/b.txt", "new.txt", "a.txt", "sub", "missing")] == [
         True, True, False, False, False
     ]  # fmt: skip
+
+
+def test_text_that_is_not_there_exactly_once_is_not_edited(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one one two")
+    overlay = Overlay(Workspace(tmp_path))
+    for old, count in (("one", 2), ("three", 0), ("", 0)):
+        with pytest.raises(ValueError, match=f"a.txt contains the old text {count} times"):
+            overlay.edit("a.txt", old, "x")
+    assert overlay.writes == ()
+
+
+def test_changes_are_numbered_and_the_numbers_continue_after_a_replay(tmp_path: Path) -> None:
+    overlay = Overlay(folder_at(tmp_path))
+    calls = [on_overlay(overlay, ("write_file", "new.txt", word), number) for number, word in enumerate(WORDS[:2])]
+    assert [call.result["change"] for call in calls if call] == [1, 2]
+    again = Overlay(Workspace(tmp_path))
+    again.replay([call for call in reversed(calls) if call])
+    assert again.read("new.txt") == "two"
+    assert again.write("new.txt", "three").change == 3
+
+
+def test_an_overlay_begins_with_the_given_writes(tmp_path: Path) -> None:
+    given = [WriteSnapshot(path="new.txt", content="five"), WriteSnapshot(path="a.txt", delete=True)]
+    overlay = Overlay(folder_at(tmp_path), given)
+    assert (overlay.read("new.txt"), overlay.exists("a.txt")) == ("five", False)
+    assert [write.path for write in overlay.writes] == ["a.txt", "new.txt"]
+
+
+def test_a_search_returns_at_most_200_lines_of_300_characters(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("  " + "x" * 301 + "\n" + "x\n" * 198)
+    (tmp_path / "b.txt").write_text("x\n" * 10)
+    (tmp_path / "c.md").write_text("x")
+    overlay = Overlay(Workspace(tmp_path))
+    found = overlay.search("x")
+    assert (len(found), found[0], found[-1]) == (200, "a.txt:1: " + "x" * 300, "b.txt:1: x")
+    assert overlay.search("x", "*.md") == ["c.md:1: x"]
+    assert len(overlay.search("x", "b*")) == 10

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.fanout import Overlay, PathRefused, Workspace, WriteSnapshot
-from holdfast.fanout.workspace import MAX_FILE_BYTES, is_risky
+from holdfast.fanout.workspace import is_risky
 
 
 @pytest.fixture
@@ -187,12 +187,22 @@ def test_a_workspace_is_a_folder(tmp_path: Path) -> None:
 
 
 def test_the_largest_file_is_read_and_a_larger_one_is_not(tmp_path: Path) -> None:
-    (tmp_path / "large").write_bytes(b"x" * MAX_FILE_BYTES)
-    (tmp_path / "larger").write_bytes(b"x" * (MAX_FILE_BYTES + 1))
+    limit = 4 * 1024 * 1024
+    (tmp_path / "large").write_bytes(b"x" * limit)
+    (tmp_path / "larger").write_bytes(b"x" * (limit + 1))
     folder = Workspace(tmp_path)
-    assert len(folder.read("large") or "") == MAX_FILE_BYTES
+    assert len(folder.read("large") or "") == limit
     with pytest.raises(PathRefused, match="too large"):
         folder.read("larger")
+
+
+def test_a_name_has_at_most_255_bytes(tmp_path: Path) -> None:
+    folder = Workspace(tmp_path)
+    folder.apply([WriteSnapshot(path=f"sub/{'x' * 255}", content="long")])
+    assert folder.read(f"sub/{'x' * 255}") == "long"
+    for name in ("x" * 256, "é" * 128):
+        with pytest.raises(PathRefused, match="is not a path relative to the workspace"):
+            folder.resolve(f"sub/{name}")
 
 
 def test_a_path_below_a_file_does_not_exist(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 from starlette.requests import Request
 
-from holdfast.core.errors import DefinitionError
+from holdfast.core.errors import DefinitionError, InvalidRunId
 from holdfast.testing.manual_clock import ManualClock
 from holdfast.web.auth import LOCAL_PRINCIPAL, Principal, Scope, authenticate, check_origin
 from holdfast.web.errors import Forbidden, InvalidToken, NotAuthenticated
@@ -90,14 +90,19 @@ def test_a_local_token_is_sent_as_a_bearer_token() -> None:
     assert login.authorize(make_request(headers=right)) is LOCAL_PRINCIPAL
     for wrong in ("", "Bearer", "Bearer x", f"Basic {login.token}"):
         assert login.authorize(make_request(headers={"authorization": wrong})) is None
-    with pytest.raises(DefinitionError, match="too short"):
-        LocalToken("short")
+    for refused in ("x" * 15, "é" * 16):
+        with pytest.raises(DefinitionError, match="give 16 characters or more"):
+            LocalToken(refused)
+    assert LocalToken("x" * 16).token == "x" * 16
 
 
 async def test_the_cookie_of_a_login_link_has_the_token_of_the_link_and_no_other_value_is_accepted() -> None:
     login, other = LinkLogin(), LinkLogin()
     response = await login.exchange(make_request("GET", query=login.path.partition("?")[2]))
-    name, _, value = response.headers["set-cookie"].partition(";")[0].partition("=")
+    cookie, _, attributes = response.headers["set-cookie"].partition("; ")
+    name, _, value = cookie.partition("=")
+    assert (response.status_code, response.headers["location"]) == (303, "/")
+    assert attributes == "HttpOnly; Path=/; SameSite=strict"
     assert login.authorize(make_request("GET", {"cookie": f"{name}={value}"})) is LOCAL_PRINCIPAL
     for wrong in ("", "guess", value[:-1], value + "x", other.path.partition("=")[2]):
         assert login.authorize(make_request("GET", {"cookie": f"{name}={wrong}"})) is None
@@ -205,6 +210,38 @@ def test_a_token_is_read_from_the_header_and_for_reads_from_the_query() -> None:
     assert find(make_request("GET", query="token=forged.forged")) is None
 
 
-def test_a_short_secret_is_refused() -> None:
+@pytest.mark.parametrize("secret", ["x" * 15, b"x" * 15, 1234567890123456])
+def test_a_short_secret_is_refused(secret: str | bytes) -> None:
     with pytest.raises(DefinitionError, match="16 bytes"):
-        BrowserTokens("short")
+        BrowserTokens(secret)
+
+
+@pytest.mark.parametrize("secret", ["é" * 8, b"x" * 16])
+def test_a_secret_of_16_bytes_is_accepted(secret: str | bytes) -> None:
+    tokens = BrowserTokens(secret)
+    assert tokens.verify(tokens.issue("r1")).run_id == "r1"
+
+
+@pytest.mark.parametrize(
+    ("run_id", "scopes", "expires_in"),
+    [("no id", {"read"}, timedelta(1)), ("r1", {"write"}, timedelta(1)), ("r1", {"read"}, timedelta(-1))],
+)
+def test_a_token_that_would_not_work_is_not_issued(run_id: str, scopes: set[Scope], expires_in: timedelta) -> None:
+    with pytest.raises(DefinitionError):
+        BrowserTokens(SECRET).issue(run_id, scopes=scopes, expires_in=expires_in)
+
+
+def test_a_principal_decides_for_its_audiences_with_the_scope() -> None:
+    finance = Principal(caller_id="ann", audiences={"finance"})
+    assert [finance.may_decide(each) for each in ("finance", "legal", "")] == [True, False, True]
+    assert Principal(caller_id="ann").may_decide("legal")
+    assert not Principal(caller_id="ann", scopes={"read"}).may_decide("")
+
+
+def test_ids_that_holdfast_derives_are_not_for_callers() -> None:
+    ann, one = Principal(caller_id="ann"), Principal(caller_id="ann", run_id="chat:1")
+    for accepted, run_id in ((ann, None), (ann, "r1"), (LOCAL_PRINCIPAL, "chat:1"), (one, "chat:1")):
+        accepted.check_new_id(run_id)
+    for refused, run_id in ((ann, "chat:1"), (one, "chat:2")):
+        with pytest.raises(InvalidRunId):
+            refused.check_new_id(run_id)

@@ -1,0 +1,255 @@
+"""Requests at their limits, and the responses to errors, without a server of their own."""
+
+import logging
+import os
+import socket
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.requests import Request
+from tests.web.site import make_agents
+
+from holdfast.app import App
+from holdfast.batteries.schedule import JobNotFound
+from holdfast.checkpoint import errors as stored
+from holdfast.core import errors as core
+from holdfast.core.run.waiting import RunWaiting
+from holdfast.root_error import HoldfastError
+from holdfast.runtime.operations.mailing import NotWaiting
+from holdfast.web.api import make_api
+from holdfast.web.api.application import OPERATIONS, make_openapi
+from holdfast.web.api.problems import get_status
+from holdfast.web.auth import LOCAL_PRINCIPAL, Principal
+from holdfast.web.errors import AddressInUse, Forbidden, NotAuthenticated, RequestError
+from holdfast.web.server import serve_locally
+
+MIB = 1024 * 1024
+
+USERS = {
+    "operator": LOCAL_PRINCIPAL,
+    "ann": Principal(caller_id="ann"),
+    "bob": Principal(caller_id="bob"),
+    "of r1": Principal(caller_id="", run_id="r1"),
+}
+
+
+@pytest.fixture
+async def app(tmp_path: Path) -> AsyncIterator[App]:
+    async with App(make_agents(tmp_path), f"sqlite:{tmp_path / 'runs.db'}", worker=False) as app:
+        yield app
+
+
+@pytest.fixture
+async def client(app: App) -> AsyncIterator[httpx.AsyncClient]:
+    """A client that is an operator, or the user of the header `x-user`."""
+
+    def authorize(request: Request) -> Principal | None:
+        return USERS.get(request.headers.get("x-user", "operator"))
+
+    transport = httpx.ASGITransport(make_api(app, authorize=authorize), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://api") as client:
+        yield client
+
+
+def problem(response: httpx.Response) -> tuple[int, str, str]:
+    assert response.headers["content-type"] == "application/problem+json"
+    body = response.json()
+    assert body["status"] == response.status_code
+    return response.status_code, body["type"], body["title"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        (stored.RunNotFound, 404),
+        (stored.TurnNotFound, 404),
+        (JobNotFound, 404),
+        (NotWaiting, 404),
+        (stored.InvalidCursor, 422),
+        (core.DefinitionError, 422),
+        (core.PayloadError, 422),
+        (stored.StoreUnavailable, 503),
+        (stored.StoreClosed, 503),
+        (core.RunInterrupted, 503),
+        (core.NotDurable, 503),
+        (stored.StoreError, 500),
+        (stored.RunExists, 409),
+        (core.RunAlreadyRunning, 409),
+        (stored.RunConflict, 409),
+        (core.RunFailed, 409),
+        (core.RunCancelled, 409),
+        (core.RunParked, 409),
+        (RunWaiting, 409),
+        (AddressInUse, 500),
+        (RequestError, 400),
+        (NotAuthenticated, 401),
+        (Forbidden, 403),
+    ],
+)
+def test_each_error_has_its_status(kind: type[HoldfastError], status: int) -> None:
+    assert get_status(kind.__new__(kind)) == status
+
+
+async def test_the_text_of_a_server_error_goes_to_the_log_only(
+    client: httpx.AsyncClient, app: App, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert app.store is not None
+    await app.store.close()
+    with caplog.at_level(logging.WARNING, "holdfast.web"):
+        response = await client.get("/runs/r1")
+    assert problem(response) == (503, "urn:holdfast:StoreClosed", "Store closed")
+    assert response.json()["detail"] == "the server or its store is not available at present: try again"
+    assert response.headers["retry-after"] == "2"
+    assert [message.partition(": ")[0] for message in caplog.messages] == ["GET /runs/r1"]
+    await app.store.open()
+    caplog.clear()
+    response = await client.get("/runs/r1")
+    assert problem(response) == (404, "urn:holdfast:RunNotFound", "Run not found")
+    assert "retry-after" not in response.headers
+    assert caplog.messages == []
+
+
+async def test_a_request_without_credentials_names_the_scheme_of_credentials(client: httpx.AsyncClient) -> None:
+    response = await client.get("/runs", headers={"x-user": "nobody"})
+    assert problem(response) == (401, "urn:holdfast:NotAuthenticated", "Not authenticated")
+    assert response.headers["www-authenticate"] == "Bearer"
+    assert problem(await client.get("/no/such/path")) == (404, "about:blank", "Not Found")
+
+
+@pytest.mark.parametrize("is_declared", [True, False])
+async def test_a_body_has_at_most_8_mib(client: httpx.AsyncClient, is_declared: bool) -> None:
+    async def chunks(body: bytes) -> AsyncIterator[bytes]:
+        for start in range(0, len(body), MIB):
+            yield body[start : start + MIB]
+
+    async def send(size: int) -> httpx.Response:
+        body = b'{"agent": "clerk", "input": ""}'.ljust(size)
+        headers = {"content-type": "application/json"}
+        return await client.post("/runs", content=body if is_declared else chunks(body), headers=headers)
+
+    assert (await send(8 * MIB)).status_code == 202
+    response = await send(8 * MIB + 1)
+    assert problem(response) == (413, "urn:holdfast:BodyTooLarge", "Body too large")
+
+
+@pytest.mark.parametrize(("type_", "is_json"), [
+    ("application/json", True), ("Application/JSON; charset=utf-8", True), ("application/cloudevents+json", True),
+    ("text/plain", False), ("", False),
+])  # fmt: skip
+async def test_a_body_is_declared_as_some_json(client: httpx.AsyncClient, type_: str, is_json: bool) -> None:
+    body = b'{"agent": "clerk", "input": "note"}'
+    response = await client.post("/runs", content=body, headers={"content-type": type_})
+    assert response.status_code == (202 if is_json else 415)
+
+
+@pytest.mark.parametrize(("limit", "status"), [
+    ("1", 200), ("200", 200), ("000000001", 200), ("0000000001", 422), ("0", 422), ("201", 422), ("-1", 422), ("", 422),
+    ("9" * 5_000, 422),
+])  # fmt: skip
+async def test_a_page_has_1_to_200_runs(client: httpx.AsyncClient, limit: str, status: int) -> None:
+    assert (await client.get("/runs", params={"limit": limit})).status_code == status
+
+
+def test_the_numbers_of_the_description() -> None:
+    paths = make_openapi(OPERATIONS)["paths"]
+
+    def find(path: str, name: str) -> Any:
+        [found] = [each for each in paths[path]["get"]["parameters"] if each["name"] == name]
+        assert not found["required"]
+        return found["schema"]
+
+    assert find("/runs", "limit") == {"type": "integer", "minimum": 1, "maximum": 200, "default": 50}
+    wait = {"type": "integer", "minimum": 1, "maximum": 50, "default": 20}
+    assert find("/runs/{run_id}/result", "wait") == wait
+    assert find("/runs", "since") == {"type": "string", "format": "date-time"}
+    assert find("/runs", "agent") == {"type": "string"}
+    [run_id] = paths["/runs/{run_id}"]["get"]["parameters"]
+    assert (run_id["in"], run_id["required"]) == ("path", True)
+    assert paths["/runs"]["post"]["requestBody"]["required"]
+    assert list(paths["/runs"]["post"]["responses"]) == ["202", "default"]
+    assert list(paths["/calls/{token}"]["post"]["responses"]) == ["204", "default"]
+    assert "x-scope" not in paths["/calls/{token}"]["post"]
+
+
+async def test_a_page_has_50_runs_unless_the_request_says_another_number(client: httpx.AsyncClient, app: App) -> None:
+    for number in range(51):
+        await app.submit("clerk", "note", run_id=f"r{number}")
+    assert len((await client.get("/runs")).json()["runs"]) == 50
+    assert len((await client.get("/runs", params={"limit": "51"})).json()["runs"]) == 51
+
+
+async def test_a_token_for_one_run_lists_that_run_if_it_fits(client: httpx.AsyncClient, app: App) -> None:
+    await app.submit("clerk", "note", run_id="r1", caller_id="ann")
+    await app.submit("clerk", "note", run_id="r2", caller_id="ann")
+
+    async def list_ids(user: str, **query: str) -> list[str]:
+        response = await client.get("/runs", params=query, headers={"x-user": user})
+        return sorted(run["run_id"] for run in response.json()["runs"])
+
+    assert await list_ids("of r1") == ["r1"]
+    assert await list_ids("of r1", status="queued") == ["r1"]
+    assert await list_ids("of r1", status="done") == []
+    assert await list_ids("of r1", agent="other", status="queued") == []
+    assert await list_ids("operator", caller="ann") == ["r1", "r2"]
+    assert await list_ids("ann", caller="ann") == ["r1", "r2"]
+    assert await list_ids("bob", caller="ann") == []
+    assert await list_ids("bob") == []
+
+
+@pytest.mark.parametrize(("user", "status"), [("operator", 200), ("ann", 403), ("of r1", 403)])
+async def test_metrics_are_for_those_who_see_all_runs(client: httpx.AsyncClient, user: str, status: int) -> None:
+    response = await client.get("/metrics", headers={"x-user": user})
+    assert response.status_code == status
+    if status == 200:
+        assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+
+
+async def test_a_run_that_has_not_ended_is_answered_with_202(client: httpx.AsyncClient, app: App) -> None:
+    await app.submit("clerk", "note", run_id="r1")
+    response = await client.get("/runs/r1/result", params={"wait": "1"})
+    assert (response.status_code, response.json()) == (202, {"run_id": "r1"})
+    assert "retry-after" not in response.headers
+    assert response.headers["content-type"] == "application/json"
+
+
+# -- servers on this machine ------------------------------------------------------------------------------------------
+
+
+async def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(AddressInUse, match=f"port {port} of 127.0.0.1 cannot be used: Address already in use"):
+            await serve_locally(_respond, port).__aenter__()
+
+
+async def test_a_socket_is_for_one_user_replaces_that_of_a_killed_process_and_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "api.sock"
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(path))
+    mask = os.umask(0o022)
+    try:
+        async with serve_locally(_respond, 0, path=path) as served:
+            assert served == str(path)
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            transport = httpx.AsyncHTTPTransport(uds=str(path))
+            async with httpx.AsyncClient(transport=transport, base_url="http://local") as client:
+                assert (await client.get("/")).text == "here"
+            with pytest.raises(AddressInUse, match=r"api\.sock cannot be used: Address already in use"):
+                await serve_locally(_respond, 0, path=path).__aenter__()
+        assert not path.exists()
+        path.write_text("a file")
+        with pytest.raises(AddressInUse):
+            await serve_locally(_respond, 0, path=path).__aenter__()
+        assert path.read_text() == "a file"
+        assert os.umask(0o022) == 0o022
+    finally:
+        os.umask(mask)
+
+
+async def _respond(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"here"})
