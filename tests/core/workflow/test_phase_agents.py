@@ -7,7 +7,8 @@ import pytest
 from tests.failed_runs import fails_with
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
-from holdfast import Agent, App, Bounds, Phase, RunWaiting, tool
+from holdfast import Agent, App, Bounds, Phase, Reply, RunWaiting, Usage, tool
+from holdfast.batteries.budget import Budget, BudgetExhausted, Limit
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.agents.tool_context import ToolContext
 from holdfast.core.errors import DefinitionError, MissingDefinition, StepsExceeded
@@ -16,7 +17,7 @@ from holdfast.core.run.messages import System, User
 from holdfast.core.run.status import RunStatus
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing import reenter_runs
-from holdfast.workflows import wait_for, workflow
+from holdfast.workflows import run_agent, wait_for, workflow
 
 DONE: list[str] = []
 
@@ -128,6 +129,36 @@ async def test_a_workflow_has_the_bounds_of_its_phase_or_else_its_own() -> None:
     short = workflow(bounds=Bounds(max_steps=2))(look_often.function)
     with fails_with(StepsExceeded, "2"):
         await Executor().run(Agent(name="a", phases=[Phase(name="p", agent=short)]), "", inputs={"times": 3})
+
+
+async def test_a_budget_holds_over_phases_of_both_kinds() -> None:
+    @workflow
+    async def pay_and_ask(text: str) -> str:
+        return f"{await pay('hotel')} {await run_agent(clerk, text)}"
+
+    usage = Usage(input_tokens=60)
+    clerk = Agent(name="clerk", model=ScriptedModel(Reply(text="noted", usage=usage)))
+    agent = Agent(
+        name="trip",
+        phases=[
+            Phase(name="write", model=ScriptedModel(Reply(text="written", usage=usage))),
+            Phase(name="book", agent=pay_and_ask, prompt="$write"),
+            Phase(name="end", model=ScriptedModel(Reply(text="over", usage=usage)), prompt="$book"),
+        ],
+    )
+    budget = Budget(Limit(tokens=50, runs=1, per="all"))
+    async with App([agent, clerk], MemoryStore(), budget=budget) as app:
+        with pytest.raises(BudgetExhausted, match="60 of 50 tokens"):
+            await app.run(agent, "go", run_id="r")
+        assert ((await app.get("r")).phase, DONE) == ("book", []), "a step of the workflow is refused"
+        await budget.set_limit("all", "tokens", 100)
+        with pytest.raises(BudgetExhausted, match="120 of 100 tokens"):
+            await app.result("r")
+        assert ((await app.get("r")).phase, DONE) == ("end", ["pay hotel"]), "the workflow and its child have spent"
+        await budget.set_limit("all", "tokens", 200)
+        assert (await app.result("r", through_waits=True)).output == "over"
+        spent = await budget.spent("all")
+    assert (spent.tokens, spent.runs, DONE) == (180, 1, ["pay hotel"])
 
 
 # -- waits, cancel, undo ----------------------------------------------------------------------------------------

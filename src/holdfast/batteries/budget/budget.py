@@ -104,8 +104,10 @@ class _BudgetData(msgspec.Struct, frozen=True, kw_only=True):
     #: It was permitted to begin. A run that was refused does not count.
     admitted: bool = False
     total: Spend = NO_SPEND
-    #: The most expensive step so far: the estimate for the next one.
+    #: The most expensive step of the phase so far: the estimate for the next one.
     step: Spend = NO_SPEND
+    #: How many phases had ended before that step.
+    phases: int = 0
     #: When the total was committed, in seconds since the epoch.
     at: float | None = None
 
@@ -121,9 +123,9 @@ class Budget:
     opens. A limit that no window can help, such as zero, parks the run.
 
     The cost of a step is known when it has ended. A step begins if the account has room left beside the reservations of
-    other runs, and each run reserves the cost of its most expensive step so far. So a limit on tokens, cost or seconds
-    may be exceeded by the part of the steps in progress that was not reserved: at most one step of each run. A limit on
-    runs is never exceeded.
+    other runs, and each run reserves the cost of the most expensive step of its phase so far. So a limit on tokens,
+    cost or seconds may be exceeded by the part of the steps in progress that was not reserved: at most one step of each
+    run. A limit on runs is never exceeded.
     """
 
     def __init__(self, *limits: Limit, tables: Tables | None = None, clock: Clock | None = None) -> None:
@@ -330,7 +332,9 @@ def _describe_account(shortage: Shortage) -> str:
 
 
 def _load_data(state: RunState) -> _BudgetData:
-    return msgspec.convert(state.port_data.get(PORT_NAME, {}), _BudgetData)
+    """Return the data. A phase has an estimate of its own: a workflow costs nothing, and its children need the room."""
+    data, phases = msgspec.convert(state.port_data.get(PORT_NAME, {}), _BudgetData), len(state.phases)
+    return data if data.phases == phases else msgspec.structs.replace(data, step=NO_SPEND, phases=phases)
 
 
 def _save_data(state: RunState, data: _BudgetData) -> None:
