@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from holdfast.batteries.schedule import Schedule
-    from holdfast.web.auth import Authorize
+    from holdfast.web.auth import Authorize, Deciders
 
 _CHECKPOINT_DEFAULTS = CheckpointSettings()
 
@@ -446,15 +446,16 @@ class App(RunClient):
 
     # -- web ----------------------------------------------------------------------------------------------------
 
-    def web(self, *, authorize: "Authorize | None" = None) -> "Starlette":
+    def web(self, *, authorize: "Authorize | None" = None, deciders: "Deciders | None" = None) -> "Starlette":
         """Return the web UI of this App at `/`, and its HTTP API at `/api`. Needs the extra `web`.
 
         Mount it under any path while the App is open, or serve it alone: then it opens the App.
 
         Args:
             authorize: returns the sender of a request, or `None`. Without it only clients of a Unix socket are served.
+            deciders: the names of those who decide for each audience of an approval, shown to those who may not.
         """
         with require_extra("web"):
             from holdfast.web.server import make_web
 
-        return make_web(self, authorize=authorize)
+        return make_web(self, authorize=authorize, deciders=deciders)

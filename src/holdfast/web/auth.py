@@ -1,7 +1,7 @@
 """Who may do what over HTTP: principals, the check of every request, and tokens for browsers."""
 
 import inspect
-from collections.abc import Awaitable, Callable, Collection, Set
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
 from datetime import datetime
 from typing import Literal, Unpack, get_args
 from urllib.parse import urlsplit
@@ -86,6 +86,8 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
 
 #: Returns the sender of a request, or `None` if it has no valid credentials.
 Authorize = Callable[[Request], Principal | Awaitable[Principal | None] | None]
+#: The names of those who decide for each audience of an approval.
+Deciders = Mapping[str, Sequence[str]]
 
 #: A user of this machine, where no `authorize` is given.
 LOCAL_PRINCIPAL = Principal(caller_id="", sees_all=True)

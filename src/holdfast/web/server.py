@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from holdfast.app import App
 from holdfast.web.api import make_api
-from holdfast.web.auth import Authorize
+from holdfast.web.auth import Authorize, Deciders
 from holdfast.web.errors import AddressInUse
 from holdfast.web.security import WebApplication
 from holdfast.web.ui import make_ui
@@ -92,7 +92,7 @@ def _is_served(path: Path) -> bool:
         return client.connect_ex(str(path)) == 0
 
 
-def make_web(app: App, *, authorize: Authorize | None = None) -> Starlette:
+def make_web(app: App, *, authorize: Authorize | None = None, deciders: Deciders | None = None) -> Starlette:
     """Return the page at `/` and the API at `/api`, both with the same `authorize`.
 
     Served alone it opens the App when the server starts. Where it is mounted, the host opens the App.
@@ -100,6 +100,6 @@ def make_web(app: App, *, authorize: Authorize | None = None) -> Starlette:
 
     routes = [
         Mount("/api", make_api(app, authorize=authorize)),
-        Mount("/", make_ui(app, authorize=authorize)),
+        Mount("/", make_ui(app, authorize=authorize, deciders=deciders)),
     ]
     return WebApplication(app, routes)

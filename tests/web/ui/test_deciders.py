@@ -7,14 +7,11 @@ import pytest
 from playwright.sync_api import Page, expect
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.routing import Mount
 from tests.web.ui.journals import HOSTILE
 from tests.web.ui.server import UIServer
 
 from holdfast.app import App
-from holdfast.web.api import make_api
 from holdfast.web.auth import Principal
-from holdfast.web.ui import make_ui
 
 TEAMS = {"carol": {"finance"}, "dana": {"ops"}, "root": None}
 
@@ -26,12 +23,7 @@ def authorize(request: Request) -> Principal | None:
 
 def mount_sites(app: App) -> Starlette:
     deciders = {"finance": ["carol", "erin", HOSTILE[0]]}
-    return Starlette(
-        routes=[
-            Mount("/api", make_api(app, authorize=authorize)),
-            Mount("/", make_ui(app, authorize=authorize, deciders=deciders)),
-        ]
-    )
+    return app.web(authorize=authorize, deciders=deciders)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """The page as an ASGI application."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -11,7 +11,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope as ConnectionScope
 
 from holdfast.app import App
-from holdfast.web.auth import Authorize, Scope
+from holdfast.web.auth import Authorize, Deciders, Scope
 from holdfast.web.errors import NotAuthenticated, RequestError
 from holdfast.web.kill_switch import KillSwitch
 from holdfast.web.security import LinkLogin, WebApplication
@@ -38,7 +38,7 @@ def make_ui(
     *,
     authorize: Authorize | None = None,
     login: LinkLogin | None = None,
-    deciders: Mapping[str, Sequence[str]] | None = None,
+    deciders: Deciders | None = None,
 ) -> Starlette:
     """Return the page of an App as an ASGI application, which may be mounted under any path.
 
@@ -63,7 +63,7 @@ def build_ui(
     authorize: Authorize | None = None,
     login: LinkLogin | None = None,
     kill_switch: KillSwitch | None = None,
-    deciders: Mapping[str, Sequence[str]] | None = None,
+    deciders: Deciders | None = None,
 ) -> Starlette:
     """As `make_ui`. With a switch, which the demo gives, the list of runs has a button that kills a worker."""
     site = Site(app, login.authorize if login is not None else authorize, kill_switch, deciders)

@@ -1,7 +1,7 @@
 """What all pages share: templates, the check of each request, errors as pages."""
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from importlib import metadata
 from typing import Any
 
@@ -19,7 +19,7 @@ from holdfast.runtime.reading import formatting
 from holdfast.runtime.reading.formatting import utc_now
 from holdfast.runtime.reading.run_summary import format_times
 from holdfast.web.api.problems import format_error, get_status
-from holdfast.web.auth import Authorize, Principal, Scope, authenticate, find_visible
+from holdfast.web.auth import Authorize, Deciders, Principal, Scope, authenticate, find_visible
 from holdfast.web.kill_switch import KillSwitch
 from holdfast.web.ui.content import show_age, show_time
 from holdfast.web.ui.json_tree import show_document, show_json
@@ -91,7 +91,7 @@ class Site:
         app: App,
         authorize: Authorize | None,
         kill_switch: KillSwitch | None = None,
-        deciders: Mapping[str, Sequence[str]] | None = None,
+        deciders: Deciders | None = None,
     ) -> None:
         if app.store is None:
             raise DefinitionError("this App has no store, so there are no runs to show: give it one")
