@@ -197,6 +197,16 @@ class WakesRunsToBeCancelled(BrokenStore):
             self._runs[run_id].status = RunStatus.INTERRUPTED
 
 
+class LetsRunsToBeCancelledWait(BrokenStore):
+    red = ("test_a_run_whose_cancel_was_requested_does_not_wait",)
+
+    async def release(self, claim: Claim, release: Release) -> None:
+        await super().release(claim, release)
+        run = self._runs[claim.run_id]
+        if release.status is RunStatus.WAITING:
+            run.status, run.wake_at, run.wake_on = release.status, release.wake_at, tuple(release.wake_on)
+
+
 class StartsEveryRunAtOnce(BrokenStore):
     red = (
         "test_a_run_with_a_later_start_is_left_alone_until_then",
