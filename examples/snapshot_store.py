@@ -369,6 +369,8 @@ class SnapshotStore:
             run = contents.get_claimed(claim)
             run.consume(release.consumed)
             run.check_unread(release.wake_on)
+            if release.status is RunStatus.DONE and run.record.cancel_requested:
+                raise UnreadMail(claim.run_id)
             run.append(release.entries)
             now = datetime.now(UTC)
             waits = release.status is RunStatus.WAITING and not run.record.cancel_requested

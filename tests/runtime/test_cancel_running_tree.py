@@ -10,12 +10,15 @@ from tests.runtime.conftest import ProcessHarness, load_records
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, App, current_call, tool
-from holdfast.checkpoint.errors import StoreFull
+from holdfast.checkpoint.errors import RunNotClaimable, StoreFull
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, Release, RunStatus
 from holdfast.checkpoint.store import RunStore
 from holdfast.checkpoint.workers import Claim
+from holdfast.core.agents.calls import CallRequest
 from holdfast.core.errors import RunCancelled, RunParked
+from holdfast.runtime.operations.run_client import RunClient
 from holdfast.stores.from_url import store_from_url
+from holdfast.workflows import workflow
 
 #: What a store that refuses something does all the same.
 _HARMLESS = {
@@ -165,6 +168,42 @@ async def test_a_cancel_that_meets_the_release_of_a_run_that_waits_is_applied(ha
         await asyncio.wait([run])
         with pytest.raises(RunCancelled):
             await app.result("r", through_waits=True)
+    await store.inner.close()
+
+
+@pytest.mark.parametrize("by", ["this process", "another"])
+async def test_a_cancel_that_meets_the_end_of_a_run_is_applied(fleet_harness: ProcessHarness, by: str) -> None:
+    undone: list[str] = []
+
+    async def release_seat(call: CallRequest, ticket: str) -> None:
+        undone.append(ticket)
+
+    @tool(undo=release_seat)
+    async def reserve_seat() -> str:
+        return "4a"
+
+    @workflow
+    async def travel() -> str:
+        return await reserve_seat()
+
+    store, ending, go_on = ProbeStore(store_from_url(fleet_harness.url)), asyncio.Event(), asyncio.Event()
+
+    async def hold_release(method: str) -> None:
+        if method == "release":
+            ending.set()
+            await go_on.wait()
+
+    async with App([travel], store) as app, RunClient.open(fleet_harness.url) as other:
+        store.before = hold_release
+        run = asyncio.create_task(app.run(travel, run_id="r"))
+        await ending.wait()
+        await (app if by == "this process" else other).cancel("r")
+        go_on.set()
+        with pytest.raises(RunCancelled):
+            await run
+        assert undone == ["4a"]
+        with pytest.raises(RunNotClaimable):
+            await other.cancel("r")
     await store.inner.close()
 
 

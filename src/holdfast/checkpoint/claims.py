@@ -316,8 +316,11 @@ async def request_cancel(claims: Claims, run_id: str) -> None:
         RunNotFound: there is no such run. RunNotClaimable: it has ended meanwhile.
     """
     await claims.store.request_cancel(run_id)
-    if (await get_record(claims.store, run_id)).status is RunStatus.WAITING:
+    record = await get_record(claims.store, run_id)
+    if record.status is RunStatus.WAITING:
         await cancel_run(claims, run_id)  # its owner has left it meanwhile
+    elif record.status in (RunStatus.DONE, RunStatus.FAILED):
+        raise RunNotClaimable(run_id, record.status, record.reason)
 
 
 async def cancel_children(claims: Claims, run_id: str, *, continues: bool = False) -> None:

@@ -195,7 +195,8 @@ class RunStore(Protocol):
 
         Raises:
             ClaimLost: as for `append`.
-            UnreadMail: the run has unread mail of a topic in `wake_on`. Nothing was written; the claim is still held.
+            UnreadMail: the run has unread mail of a topic in `wake_on`, or would be done although its cancel was
+                requested. Nothing was written; the claim is still held.
         """
         ...
 

@@ -90,10 +90,13 @@ class MemoryRun:
 
         Raises:
             StoreError: it does not fit the journal or the mail. Nothing was changed.
-            UnreadMail: there is unread mail of a topic in `wake_on`. Nothing was changed.
+            UnreadMail: there is unread mail of a topic in `wake_on`, or a cancel was requested of a run that would be
+                done. Nothing was changed.
         """
         self._check_sequence(release.entries)
         self._check_mail(release.consumed, release.wake_on)
+        if release.status is RunStatus.DONE and self.cancel_requested:
+            raise UnreadMail(self.new.run_id)
         self.consume(release.consumed)
         self.extend(release.entries)
         if release.progress is not None:

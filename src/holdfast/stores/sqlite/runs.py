@@ -252,6 +252,8 @@ _DATABASE_ERRORS = (
 def release(claim: Claim, release: Release, transaction: Transaction) -> None:
     run, segment = _check_write(claim, release.entries, transaction)
     check_mail(claim.run_id, run, release.consumed, release.wake_on, transaction)
+    if release.status is RunStatus.DONE and run.cancel_requested:
+        raise UnreadMail(claim.run_id)
     consume_mail(run, release.consumed, transaction)
     _write(run, segment, release, transaction)
     expires_at = None if release.retention is None else to_micros(transaction.now + release.retention)

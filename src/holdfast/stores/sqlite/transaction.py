@@ -221,6 +221,7 @@ class RunRow(NamedTuple):
     shares_parent_slot: bool
     #: Empty for a run without one.
     key: str
+    cancel_requested: bool
 
     def is_due(self, now_micros: int) -> bool:
         """Whether it waits for a time that has come."""

@@ -148,6 +148,8 @@ class Model:
         run = self.find_claimed(claim)
         run.check_consumed(release.consumed)
         run.check_unread(release.wake_on, release.consumed)
+        if release.status is RunStatus.DONE and run.cancel_requested:
+            raise UnreadMail(claim.run_id)
         run.consume(release.consumed)
         status = release.status
         if status is RunStatus.WAITING and run.cancel_requested:

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from holdfast.checkpoint.errors import RunNotClaimable
+from holdfast.checkpoint.errors import RunNotClaimable, UnreadMail
 from holdfast.checkpoint.record import Release, RunFilter, RunStatus, restore_previous
 from holdfast.checkpoint.store import RunStore
 from holdfast.testing.store_processes.store_under_test import (
@@ -208,6 +208,19 @@ class WaitTests(StoreUnderTest):
         record = await load_record(store)
         assert (record.status, record.cancel_requested) == (RunStatus.INTERRUPTED, True)
         assert (record.wake_at, list(record.wake_on)) == (None, [])
+        assert await claim_all(store, worker) == ["run-1"]
+
+    async def test_a_run_whose_cancel_was_requested_is_not_done(self, store: RunStore, worker: str) -> None:
+        claim = await create_claimed(store, worker)
+        await store.post("run-1", make_mail())
+        await store.request_cancel("run-1")
+        done = Release(status=RunStatus.DONE, entries=make_append(1, b"end").entries, consumed=["mail-1"])
+        with pytest.raises(UnreadMail):
+            await store.release(claim, done)
+        record = await load_record(store)
+        assert (record.status, record.next_seq, record.cancel_requested) == (RunStatus.RUNNING, 1, True)
+        assert await read_mail_ids(store) == ["mail-1"]
+        await store.release(claim, Release(status=RunStatus.INTERRUPTED, consumed=["mail-1"]))
         assert await claim_all(store, worker) == ["run-1"]
 
     async def test_a_cancel_request_leaves_the_wait(self, store: RunStore, worker: str) -> None:

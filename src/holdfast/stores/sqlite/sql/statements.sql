@@ -74,7 +74,7 @@ WHERE run_key = ?1
 -- name: run_row
 -- Decides whether a write, a claim or a removal is allowed.
 SELECT run_key, token, status, next_seq, owner, strikes, reason, last_segment, unread, wake_at, wake_on, agent_name,
-    parent_run_id IS NOT NULL AND NOT background, concurrency_key
+    parent_run_id IS NOT NULL AND NOT background, concurrency_key, cancel_requested
 FROM runs WHERE run_id = ?1
 
 -- name: count_runs

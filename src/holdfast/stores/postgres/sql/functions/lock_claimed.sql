@@ -8,13 +8,17 @@ declare
     rewind bigint := (p ->> 'rewind')::bigint;
     consumed text[] := array(select jsonb_array_elements_text(p -> 'consumed'));
 begin
-    select r.id, r.next_seq, r.has_mail into found_run
+    select r.id, r.next_seq, r.has_mail, r.cancel_requested into found_run
     from holdfast.run r
     where r.run_id = p ->> 'run_id' and r.token = (p ->> 'token')::bigint
         and r.status || '' = 'running' -- as in `write_batch`
     for update;
     if not found or (first <> found_run.next_seq and found_run.next_seq is distinct from rewind) then
         answer := holdfast.refusal(p ->> 'run_id', (p ->> 'token')::bigint);
+        return;
+    end if;
+    if found_run.cancel_requested and p ->> 'status' = 'done' then
+        answer := jsonb_build_object('error', 'unread');
         return;
     end if;
     if consumed <> '{}' or (found_run.has_mail and p_topics <> '{}') then
