@@ -1,6 +1,8 @@
 """Phases that a workflow, or another agent, executes, beside phases of a model, in one run."""
 
+import asyncio
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -9,14 +11,19 @@ from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, App, Bounds, Phase, Reply, RunWaiting, Usage, tool
 from holdfast.batteries.budget import Budget, BudgetExhausted, Limit
+from holdfast.checkpoint.store import get_record
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.agents.tool_context import ToolContext
 from holdfast.core.errors import DefinitionError, MissingDefinition, StepsExceeded
 from holdfast.core.execution.executor import Executor
 from holdfast.core.run.messages import System, User
 from holdfast.core.run.status import RunStatus
+from holdfast.runtime.reading.run_summary import summarize_run
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing import reenter_runs
+from holdfast.web.ui.run_view.run_outline import build_outline
+from holdfast.web.ui.run_view.run_timeline import build_timeline
+from holdfast.web.ui.run_view.run_window import read_window
 from holdfast.workflows import run_agent, wait_for, workflow
 
 DONE: list[str] = []
@@ -292,3 +299,50 @@ async def test_a_phase_that_was_begun_by_a_workflow_is_not_continued_by_a_model(
     async with App([agent], store, worker=False) as app:
         assert (await app.resume("r")).output == "over"
     assert model.requests == []
+
+
+# -- what a reader sees -----------------------------------------------------------------------------------------
+
+
+async def test_the_page_names_the_calls_that_a_phase_makes_at_once_and_shows_that_it_waits() -> None:
+    store = MemoryStore()
+
+    @tool
+    async def reserve(city: str) -> str:
+        while city == "Porto" and summarize_run(await get_record(store, "r")).steps < 2:
+            await store.wait_for_change(timedelta(milliseconds=10))
+        return city
+
+    @workflow
+    async def book_both() -> list[Any]:
+        cities = await asyncio.gather(reserve("Porto"), reserve("Faro"))
+        return [*cities, await wait_for("go")]
+
+    agent = Agent(
+        name="trip", phases=[Phase(name="plan", model=ScriptedModel("both")), Phase(name="book", agent=book_both)]
+    )
+
+    async def read_page() -> tuple[list[tuple[str, list[str]]], list[tuple[str, str]]]:
+        record = await get_record(store, "r")
+        steps = (await read_window(store, record)).steps.steps
+        outline, timeline = build_outline(summarize_run(record), steps), build_timeline(steps, now=record.updated_at)
+        assert timeline is not None
+        groups = [(group.phase, [step.title for step in group.steps]) for group in outline.groups]
+        return groups, [(row.label, row.bars[-1].kind) for row in timeline.rows]
+
+    async with App([agent], store) as app:
+        with pytest.raises(RunWaiting):
+            await app.run(agent, "go", run_id="r")
+        groups, _ = await read_page()
+        assert groups == [("plan", ["both"]), ("book", ["reserve, reserve", "reserve", "wait_for"])]
+        await app.signal("r", "go")
+        await app.result("r")
+        _, rows = await read_page()
+    assert rows == [
+        ("1 · both", "model"),
+        ("2 · reserve, reserve", "tool"),
+        ("reserve", "tool"),
+        ("3 · reserve", "tool"),
+        ("reserve", "tool"),
+        ("4 · wait_for", "wait"),
+    ]

@@ -67,7 +67,7 @@ def build_outline(run: RunSummary, steps: Sequence[StepView], current: str = "")
     errors = [step for step in steps if any(part.kind == "error" for part in step.parts)]
     return Outline(
         steps=shown,
-        groups=list(_group(shown, current)),
+        groups=list(_group(shown, current, run.phase)),
         ranges=_list_ranges(run.steps) if shown and run.steps > len(shown) else [],
         failed=[view for view in calls if view.state == "error"],
         edited=[view for view in calls if view.changes],
@@ -76,21 +76,20 @@ def build_outline(run: RunSummary, steps: Sequence[StepView], current: str = "")
     )
 
 
-def _group(steps: Sequence[StepView], current: str) -> Iterator[StepGroup]:
-    has_phases = any(step.phase for step in steps)
+def _group(steps: Sequence[StepView], current: str, current_phase: str) -> Iterator[StepGroup]:
+    def get_phase(step: StepView) -> str:
+        return step.phase if step.finished else current_phase
+
+    has_phases = any(map(get_phase, steps))
     if not has_phases and len(steps) <= _MAX_UNGROUPED:
         if steps:
             yield StepGroup(phase="", steps=steps, is_open=True, has_head=False)
         return
-    groups = [list(group) for _, group in groupby(steps, _get_phase if has_phases else _get_ten)]
+    groups = [list(group) for _, group in groupby(steps, get_phase if has_phases else _get_ten)]
     chosen = next((at for at, group in enumerate(groups) if any(current == str(step.number) for step in group)), None)
     for at, group in enumerate(groups):
         is_open = len(steps) <= _MAX_OPEN or at == (len(groups) - 1 if chosen is None else chosen)
-        yield StepGroup(phase=group[-1].phase, steps=group, is_open=is_open)
-
-
-def _get_phase(step: StepView) -> str:
-    return step.phase
+        yield StepGroup(phase=get_phase(group[-1]), steps=group, is_open=is_open)
 
 
 def _get_ten(step: StepView) -> int:

@@ -115,6 +115,8 @@ class StepView(msgspec.Struct, kw_only=True):
     number: int
     first_seq: int
     parts: list[Part] = []
+    #: The calls of earlier steps whose results are in this one, as those of a workflow that makes several at once.
+    ended: list[CallView] = []
     finished: bool = False
     at: datetime | None = None
     took: timedelta | None = None
@@ -143,7 +145,7 @@ class StepView(msgspec.Struct, kw_only=True):
         """What the step did, in a few words: the first line of its reply, or its tools."""
         said = next((part.content.text for part in self.parts if part.kind == "reply" and part.content), "")
         first = next((line for line in map(_strip_marks, said.splitlines()) if line), "")
-        return cut_text(first, _TITLE) or ", ".join(view.call.tool for view in self.calls) or "begins"
+        return cut_text(first, _TITLE) or ", ".join(view.call.tool for view in self.calls or self.ended) or "begins"
 
     @property
     def model(self) -> str:
@@ -238,6 +240,7 @@ class _Builder:
         self._finished_steps = finished_steps
         self._steps: list[StepView] = []
         self._parts: list[Part] = []
+        self._ended: list[CallView] = []
         self._first_seq: int | None = None
         self._calls: dict[str, CallView] = {}
         self._prompt = ""
@@ -272,6 +275,7 @@ class _Builder:
                 number=item.step,
                 first_seq=self._first_seq or 0,
                 parts=self._parts,
+                ended=self._ended,
                 finished=True,
                 at=item.at,
                 took=item.at - self._last_at if item.at and self._last_at else None,
@@ -284,7 +288,7 @@ class _Builder:
             )
         )
         self._last, self._last_at, self.last_step_seq = item, item.at, item.seq
-        self._parts, self._first_seq = [], None
+        self._parts, self._ended, self._first_seq = [], [], None
 
     def _add_part(self, item: TranscriptItem) -> None:
         contents = [content for _, content in self._numbers.read(item)]
@@ -332,6 +336,8 @@ class _Builder:
             view = CallView(call=call, arguments=Content(text="", length=0, seq=content.seq, number=content.number))
             self._calls[item.call_id] = view
             self._parts.append(Part(kind="result", content=content, name=name, calls=[view]))
+        elif not any(view in part.calls for part in self._parts):
+            self._ended.append(view)
         view.result, view.is_resolution = content, item.kind == "resolution"
 
 

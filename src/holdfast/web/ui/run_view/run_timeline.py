@@ -282,13 +282,15 @@ def _list_rows(
     times = step.times
     took = timedelta(milliseconds=times.took) if times is not None else step.took or timedelta(0)
     began = step.at - took
+    views: dict[str, CallView] = {view.call.call_id: view for view in (*step.calls, *step.ended)}
+    # Only the code of a workflow names an effect. It has no model: a call of it without a time of its own has waited.
+    untimed: BarKind = "wait" if any(view.call.effect for view in views.values()) else "model"
     bars: list[Bar] = []
     if step.took is not None:
         bars += _split_pause(step.at - step.took, began, parked)
     if times is None or times.model:
         end = step.at if times is None else began + timedelta(milliseconds=times.model)
-        bars.append(Bar(kind="model", start=began, end=end))
-    views: dict[str, CallView] = {view.call.call_id: view for view in step.calls}
+        bars.append(Bar(kind="model" if times is not None else untimed, start=began, end=end))
     calls: list[Row] = []
     for call in times.calls if times is not None else ():
         view = views.get(call.call_id)
@@ -300,7 +302,7 @@ def _list_rows(
         )
         bars.append(bar)
         calls += _list_call_rows(step, call.call_id, view, bar, children)
-    bars = bars or [Bar(kind="model", start=began, end=step.at)]
+    bars = bars or [Bar(kind=untimed, start=began, end=step.at)]
     yield Row(label=f"{step.number} · {step.title}", target=f"#{step.anchor}", bars=bars)
     yield from calls
 
