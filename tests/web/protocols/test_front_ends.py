@@ -202,8 +202,10 @@ def test_a_tab_that_stays_open_gets_the_whole_reply_when_the_worker_is_killed(ow
     for tab in tabs.values():
         tab.wait_for_text("You")
     own_site.kill(worker)
-    (own_site.folder / "open").touch()
     own_site.start("chat-worker")
+    tabs["vercel-ai"].wait_for_text("|You")  # a reply that is recorded before the viewer looks retracts nothing
+    tabs["ag-ui"].wait_for_text("You")
+    (own_site.folder / "open").touch()
     shown = tabs["ag-ui"].finish()
     assert get_texts(shown) == ["You said slow."], "the half reply was not taken back"
     assert get_texts(shown, "user") == ["slow"]
