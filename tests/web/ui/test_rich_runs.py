@@ -104,3 +104,16 @@ def test_hostile_text_in_phases_workers_and_requests_is_escaped(gallery: UIServe
     for line in HOSTILE[:2]:
         expect(page.locator(".turn")).to_contain_text(line)
     assert page.evaluate("window.hacked") is None
+
+
+def test_a_wide_window_has_the_transcript_beside_the_timeline(gallery: UIServer, page: Page) -> None:
+    for width, is_beside in ((1440, False), (2400, True), (2560, True)):
+        page.set_viewport_size({"width": width, "height": 1300})
+        page.goto(f"{gallery.url}/runs/refund-8841")
+        boxes = [page.locator(name).bounding_box() for name in ("#run-head > .ends", "#timeline", ".run-body")]
+        ends, timeline, body = (box for box in boxes if box is not None)
+        assert ends["y"] + ends["height"] <= timeline["y"]
+        assert (body["x"] >= timeline["x"] + timeline["width"]) is is_beside
+        assert (body["y"] == ends["y"]) is is_beside
+        assert (body["y"] >= timeline["y"] + timeline["height"]) is not is_beside
+        assert page.evaluate("document.documentElement.scrollWidth") == width
