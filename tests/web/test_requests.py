@@ -1,25 +1,30 @@
 """Requests at their limits, and the responses to errors, without a server of their own."""
 
+import asyncio
 import logging
 import os
 import socket
 import stat
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from starlette.requests import Request
+from tests.scripted_model import ScriptedModel
 from tests.web.site import make_agents
 
+from holdfast import Agent, ApprovalRequest, Reply, ToolCall, tool
 from holdfast.app import App
 from holdfast.batteries.schedule import JobNotFound
 from holdfast.checkpoint import errors as stored
+from holdfast.core import Message, ToolSchema
 from holdfast.core import errors as core
 from holdfast.core.run.waiting import RunWaiting
 from holdfast.root_error import HoldfastError
 from holdfast.runtime.operations.mailing import NotWaiting
+from holdfast.stores.memory import MemoryStore
 from holdfast.web.api import make_api
 from holdfast.web.api.application import OPERATIONS, make_openapi
 from holdfast.web.api.problems import get_status
@@ -175,6 +180,13 @@ def test_the_numbers_of_the_description() -> None:
     assert "x-scope" not in paths["/calls/{token}"]["post"]
 
 
+def test_a_duration_is_described_as_seconds() -> None:
+    schemas = make_openapi(OPERATIONS)["components"]["schemas"]
+    seconds = {"type": "number", "description": "Seconds."}
+    assert schemas["RunDetails"]["properties"]["elapsed"] == seconds
+    assert schemas["RetryScheduled"]["properties"]["delay"] == {**seconds, "default": 0}
+
+
 async def test_a_page_has_50_runs_unless_the_request_says_another_number(client: httpx.AsyncClient, app: App) -> None:
     for number in range(51):
         await app.submit("clerk", "note", run_id=f"r{number}")
@@ -214,6 +226,68 @@ async def test_a_run_that_has_not_ended_is_answered_with_202(client: httpx.Async
     assert (response.status_code, response.json()) == (202, {"run_id": "r1"})
     assert "retry-after" not in response.headers
     assert response.headers["content-type"] == "application/json"
+
+
+async def test_a_call_for_an_audience_is_answered_by_those_who_decide_for_it() -> None:
+    @tool(approval=ApprovalRequest(audience="finance"))
+    async def pay() -> str:
+        return "paid"
+
+    called = Reply(tool_calls=[ToolCall(id="c1", name="pay", arguments={})])
+    agent = Agent(name="clerk", model=ScriptedModel(called, "done"), tools=[pay])
+    users = {
+        "legal": Principal(caller_id="ann", audiences={"legal"}),
+        "finance": Principal(caller_id="ann", audiences={"finance"}),
+        "ann": Principal(caller_id="ann"),
+    }
+    async with App([agent], MemoryStore()) as app:
+        api = make_api(app, authorize=lambda request: users[request.headers["x-user"]])
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://api") as client:
+
+            async def answer(user: str, call_id: str = "c1", digest: str | None = None) -> httpx.Response:
+                body = {"kind": "approve", "call_id": call_id, "digest": digest}
+                return await client.post("/runs/r1/answers", json=body, headers={"x-user": user})
+
+            with pytest.raises(RunWaiting):
+                await app.run("clerk", "pay", run_id="r1", caller_id="ann")
+            pending = (await client.get("/pending", headers={"x-user": "ann"})).json()["calls"]
+            assert [(call["run_id"], call["call_id"]) for call in pending] == [("r1", "c1")]
+            refused = await answer("legal")
+            assert problem(refused) == (403, "urn:holdfast:Forbidden", "Forbidden")
+            assert refused.json()["detail"] == "call c1 of run r1 is for finance, and you do not decide for it"
+            for user, call_id, digest in (
+                ("finance", "c2", None), ("finance", "c1", "of another call"), ("ann", "c1", "of another call"),
+            ):  # fmt: skip
+                assert (await answer(user, call_id, digest)).status_code in (404, 409)
+            assert (await answer("finance", digest=pending[0]["digest"])).status_code == 202
+            assert (await app.result("r1")).output == "done"
+
+
+async def test_a_turn_in_progress_has_no_end_yet() -> None:
+    asked, answered = asyncio.Event(), asyncio.Event()
+
+    async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        asked.set()
+        await answered.wait()
+        return Reply(text="hello")
+
+    async with App([Agent(name="talker", model=model)], MemoryStore()) as app:
+        api = make_api(app, authorize=lambda request: LOCAL_PRINCIPAL)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://api") as client:
+            path = "/conversations/talker/chat"
+            await client.post(f"{path}/messages", json={"content": "hi", "id": "m1"})
+            await asked.wait()
+            [turn] = (await client.get(path)).json()["turns"]
+            assert (turn["turn_id"], turn["number"], turn["status"], turn["steps"]) == ("m1", 1, "running", 0)
+            assert (turn["output"], turn["error"], turn["ended_at"]) == (None, "", None)
+            answered.set()
+            ended = (await client.get(f"{path}/turns/m1")).json()
+            assert (ended["status"], ended["steps"], ended["output"]) == ("done", 1, "hello")
+            fork = {"at_turn": 1, "key": "chat"}
+            taken = await client.post(f"{path}/fork", json=fork)
+            assert problem(taken)[:2] == (409, "urn:holdfast:RunConflict")
+            assert "conversation chat" in taken.json()["detail"]
+            assert (await client.post(f"{path}/fork", json={**fork, "key": "other"})).status_code == 202
 
 
 # -- servers on this machine ------------------------------------------------------------------------------------------
