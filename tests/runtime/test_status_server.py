@@ -33,6 +33,11 @@ async def test_a_route_answers_get_and_head_and_other_requests_are_refused() -> 
         assert await ask(f"{server.url}/other") == (404, "text/plain; charset=utf-8", "known paths: /count\n")
 
 
+async def test_a_server_that_is_not_open_has_the_port_that_was_asked_for() -> None:
+    assert StatusServer(8124).url == "http://127.0.0.1:8124"
+    assert StatusServer(8124, host="::1").url == "http://[::1]:8124"
+
+
 async def test_a_route_that_raises_is_answered_and_the_next_request_too() -> None:
     async def fail() -> StatusResponse:
         raise RuntimeError("secret")

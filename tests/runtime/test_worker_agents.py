@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from holdfast.checkpoint.workers import count_live_workers
 from holdfast.core.agents.agent import AgentSource
 from holdfast.ids import make_id
 from holdfast.runtime.operations.run_client import RunClient
+from holdfast.runtime.reading.activity import read_activity
 from holdfast.stores.from_url import store_from_url
 from holdfast.stores.memory import MemoryStore
 
@@ -45,6 +47,8 @@ async def test_an_app_that_takes_runs_is_listed_with_its_agents_and_other_proces
         assert await read_counts(store) == {"writer": 1, "critic": 1}
         [worker] = await store.list_workers()
         assert worker.worker.agents == ("writer", "critic")
+        [shown] = (await read_activity(store, datetime.now(UTC))).workers
+        assert (shown.agents, shown.runs, shown.last_write) == (["critic", "writer"], 0, None)
     async with App(agents, store, worker=False) as app:
         assert await read_counts(store) == {}
         run_id = await app.submit("writer", "go")

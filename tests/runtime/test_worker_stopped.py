@@ -301,7 +301,9 @@ async def test_a_resume_by_hand_that_does_not_come_about_revokes_no_cancel(cance
         assert (await app.resume("run")).output == "ok"
 
 
-async def test_one_run_that_cannot_be_read_is_set_aside_and_the_others_go_on() -> None:
+async def test_one_run_that_cannot_be_read_is_set_aside_and_the_others_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     agent = Agent(name="agent", model=Gated())
     probe = ProbeStore(MemoryStore())
     async with App([agent], probe, worker=WorkerSettings(take_runs=False, concurrency=1)) as app:
@@ -314,6 +316,10 @@ async def test_one_run_that_cannot_be_read_is_set_aside_and_the_others_go_on() -
     left = await _record(probe.inner, broken)
     assert left.status is RunStatus.PARKED
     assert "KeyError" in left.reason
+    [parked] = [record.__dict__ for record in caplog.records if getattr(record, "event", "") == "parked"]
+    assert {name: parked[name] for name in ("run_id", "agent", "step", "reason")} == {
+        "run_id": broken, "agent": "", "step": 0, "reason": left.reason,
+    }  # fmt: skip
 
 
 async def test_the_runs_of_a_process_that_still_seems_alive_are_waited_for_at_boot(tmp_path: Path) -> None:

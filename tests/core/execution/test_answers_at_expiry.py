@@ -10,7 +10,20 @@ from tests.core.execution.both_loops import Batch, Waiter
 from tests.probe_store import ProbeStore
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
-from holdfast import Agent, App, ApprovalRequest, Approve, Deny, RunWaiting, ToolResult, Value, ask_person, tool
+from holdfast import (
+    Agent,
+    App,
+    ApprovalRequest,
+    Approve,
+    Deferred,
+    Deny,
+    RunWaiting,
+    ToolResult,
+    Value,
+    ask_person,
+    current_call,
+    tool,
+)
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import Mail, Receipt, Release
 from holdfast.checkpoint.store import END
@@ -19,7 +32,9 @@ from holdfast.core.errors import TurnFailed
 from holdfast.core.execution.turn_cycle import CLOSED_CALL
 from holdfast.events import CallDecided
 from holdfast.results import WaitingCall
+from holdfast.runtime.operations.mailing import NotWaiting
 from holdfast.stores.from_url import store_from_url
+from holdfast.stores.memory import MemoryStore
 from holdfast.testing.manual_clock import ManualClock
 
 HOUR = timedelta(hours=1)
@@ -160,6 +175,44 @@ async def test_a_finished_call_stays_finished_when_an_answer_races_the_expiry_of
         assert (await app.resume("r")).output == "done"
         await sending
     assert made == ["booked", "paid"]
+
+
+@pytest.mark.parametrize("given", ["answer", "token"])
+@pytest.mark.parametrize("later", [False, True], ids=["same step", "later step"])
+async def test_mail_that_comes_after_the_expiry_of_its_wait_is_refused(given: str, later: bool) -> None:
+    """The call waits when the caller looks, and has expired when the mail is posted. Another call still waits."""
+    tokens: list[str] = []
+
+    @tool(approval=ApprovalRequest(expires_in=HOUR))
+    async def pay() -> str:
+        raise AssertionError("it has expired")
+
+    @tool
+    async def render() -> Deferred:
+        tokens.append(current_call().completion_token)
+        return Deferred(expires_in=HOUR)
+
+    expires, asks = call("1", "pay" if given == "answer" else "render"), call("2", "ask_person", question="?")
+    steps = [tool_reply(expires), tool_reply(asks)] if later else [tool_reply(expires, asks)]
+    agent = Agent(name="a", model=ScriptedModel(*steps, "done"), tools=[pay, render, ask_person])
+    clock = ManualClock()
+    store = ProbeStore(MemoryStore(clock=clock))
+    async with App([agent], store, worker=False, clock=clock) as app:
+        with pytest.raises(RunWaiting):
+            await app.run("a", "go", run_id="r")
+
+        async def expire(method: str) -> None:
+            if method == "post":
+                store.before = None
+                await clock.advance(HOUR)
+                with pytest.raises(RunWaiting):
+                    await app.resume("r")
+
+        store.before = expire
+        with pytest.raises(NotWaiting, match="the answer is not used"):
+            await (app.answer("r", "1", Approve()) if given == "answer" else app.complete_call(tokens[0], "x"))
+        await app.answer("r", "2", Value("yes"))
+        assert (await app.resume("r")).output == "done"
 
 
 # -- turns that are interrupted -----------------------------------------------------------------------------------

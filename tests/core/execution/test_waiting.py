@@ -111,8 +111,17 @@ async def test_bad_messages_are_refused() -> None:
             await app.send("r", "x" * 5_000_000)
         with pytest.raises(DefinitionError):
             await app.send("r", "hello", id="")
+        for refused in ("x" * 201, "answer:1", "turn:1", "ended:1"):
+            with pytest.raises(DefinitionError, match="the id is"):
+                await app.send("r", "hello", id=refused)
+        for name in ("", "x" * 201, 7):
+            with pytest.raises(DefinitionError, match="the name of the signal"):
+                await app.signal("r", name, 1)  # type: ignore[arg-type]
         assert app.store is not None
         assert (await app.store.load("r", after=END)).mail == ()
+        await app.send("r", "hello", id="x" * 200)
+        await app.signal("r", "x" * 200, 1)
+        assert len((await app.store.load("r", after=END)).mail) == 2
 
 
 # -- time -----------------------------------------------------------------------------------------------------------

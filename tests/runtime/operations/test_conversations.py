@@ -27,7 +27,7 @@ from holdfast import (
     sleep,
     tool,
 )
-from holdfast.checkpoint.errors import CheckpointError, RunConflict, RunNotFound, TurnConflict
+from holdfast.checkpoint.errors import CheckpointError, RunConflict, RunNotFound, StoreUnavailable, TurnConflict
 from holdfast.checkpoint.record import Mail, RunStatus
 from holdfast.checkpoint.store import END
 from holdfast.core import Message, ToolSchema
@@ -495,6 +495,23 @@ async def test_a_message_that_arrives_while_the_conversation_closes_is_answered(
         await chat.close()
         assert (await chat.result("late")).output == "2 late"
         assert (await app.get(chat.run_id)).status is RunStatus.DONE
+
+
+async def test_an_error_that_is_not_of_the_turn_is_raised_and_the_message_is_answered_later() -> None:
+    probe = ProbeStore(MemoryStore())
+    async with App([Agent(name="a", model=Echo())], probe, worker=False) as app:
+        chat = app.conversation("a", "k")
+        await chat.send("one")
+
+        async def fail_once(method: str) -> None:
+            if method == "claim":
+                probe.before = None
+                raise StoreUnavailable("away for a moment")
+
+        probe.before = fail_once
+        with pytest.raises(StoreUnavailable, match="for a moment"):
+            await chat.send("two", id="m2")
+        assert (await chat.result("m2")).output == "2 two"
 
 
 async def test_a_cancelled_conversation_ends() -> None:

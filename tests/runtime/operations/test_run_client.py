@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 from tests.probe_store import ProbeStore
-from tests.scripted_model import ScriptedModel
+from tests.scripted_model import ScriptedModel, call, tool_reply
 
-from holdfast import Agent, App
-from holdfast.checkpoint.errors import StoreClosed
+from holdfast import Agent, App, RunWaiting, ask_person
+from holdfast.checkpoint.errors import RunNotClaimable, StoreClosed
 from holdfast.core.errors import DefinitionError, RunCancelled
+from holdfast.runtime.operations.bulk_actions import BULK_ACTIONS
 from holdfast.runtime.operations.run_client import RunClient
 from holdfast.stores.memory import MemoryStore
 
@@ -59,6 +60,20 @@ async def test_a_conversation_is_answered_by_another_process_with_the_agent(tmp_
         assert len((await client.conversations()).runs) == 2
         await chat.erase()
         assert len((await client.conversations()).runs) == 1
+
+
+async def test_a_run_that_waits_for_a_person_is_not_requeued() -> None:
+    model = ScriptedModel(tool_reply(call("c", "ask_person", question="?")))
+    async with App([Agent(name="a", model=model, tools=[ask_person])], MemoryStore(), worker=False) as app:
+        with pytest.raises(RunWaiting):
+            await app.run("a", "go", run_id="r")
+        with pytest.raises(RunNotClaimable, match="waiting"):
+            await app.requeue("r")
+        assert (await app.get("r")).status == "waiting"
+
+
+def test_actions_that_cannot_be_taken_back_are_marked() -> None:
+    assert {name for name, action in BULK_ACTIONS.items() if action.is_destructive} == {"cancel", "remove"}
 
 
 async def test_a_client_that_knows_its_agents_submits_no_others() -> None:

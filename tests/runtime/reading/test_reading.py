@@ -61,6 +61,17 @@ async def test_a_finished_run_has_its_identity_its_usage_and_its_output() -> Non
         assert run.created_at <= run.updated_at < run.expires_at  # type: ignore[operator]
 
 
+async def test_the_calls_of_a_run_that_failed_are_counted() -> None:
+    @tool
+    def refund() -> str:
+        raise ValueError("no money")
+
+    model = ScriptedModel(tool_reply(call("1", "pay", amount=3), call("2", "refund"), call("3", "pay", amount=4)), "ok")
+    async with App([Agent(name="a", model=model, tools=[pay, refund])], MemoryStore(), worker=IDLE) as app:
+        await app.run("a", "go", run_id="r")
+        assert (await app.get("r")).failed_calls == 1
+
+
 async def test_a_failed_run_has_its_error() -> None:
     async with App([failing], MemoryStore(), worker=IDLE) as app:
         await app.submit(failing, "go", run_id="r1")

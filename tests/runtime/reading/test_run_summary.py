@@ -11,6 +11,7 @@ from tests.scripted_model import ScriptedModel
 from holdfast import Agent, App
 from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.checkpoint.store import get_record
+from holdfast.checkpoint.workers import RunCount
 from holdfast.core.run.mail import BUDGET_TOPIC
 from holdfast.core.run.waiting import WaitingCall
 from holdfast.runtime.reading.activity import Activity, compare_activity, join_workers
@@ -78,6 +79,7 @@ async def test_a_waiting_run_says_for_what_and_since_when(call: WaitingCall, tex
 
 
 _ERROR = "ConnectionError: refused"
+_LONG = "x" * 1_000
 
 
 @pytest.mark.parametrize(
@@ -96,6 +98,10 @@ _ERROR = "ConnectionError: refused"
          "resumes in 5 min, after: a deploy"),
         ({"status": "interrupted", "not_before": NOW + 5 * MINUTE, "reason": _ERROR, "retry_error": _ERROR},
          f"retries after {_ERROR} in 5 min"),
+        ({"status": "interrupted", "not_before": NOW + 5 * MINUTE, "reason": _LONG, "retry_error": _LONG},
+         f"retries after {_LONG[:99]}… in 5 min"),
+        ({"status": "interrupted", "not_before": NOW + 5 * MINUTE, "reason": _LONG},
+         f"resumes in 5 min, after: {_LONG[:159]}…"),
         ({"status": "interrupted", "not_before": NOW, "reason": "a deploy"}, "ready for a worker, after: a deploy"),
         ({"status": "interrupted", "owner": "w"}, "worker w died; ready for another worker"),
         ({"status": "running", "owner": "w", "steps": 2}, "step 3 · worker w"),
@@ -110,6 +116,11 @@ _ERROR = "ConnectionError: refused"
          f"step 1 · worker w · 2 retries, last after {_ERROR}"),
         ({"status": "running", "owner": "w", "retry_error": _ERROR, "next_retry_at": NOW + 5 * MINUTE},
          f"retries after {_ERROR} in 5 min · step 1"),
+        ({"status": "running", "owner": "w", "retry_error": _LONG, "next_retry_at": NOW + 5 * MINUTE},
+         f"retries after {_LONG[:99]}… in 5 min · step 1"),
+        ({"status": "running", "owner": "w", "retry_error": _LONG, "retries": 1},
+         f"step 1 · worker w · 1 retry, last after {_LONG[:59]}…"),
+        ({"status": "running", "owner": "w", "phase": _LONG}, f"step 1 of phase {_LONG[:39]}… · worker w"),
         ({"status": "running", "owner": "w", "retry_error": _ERROR, "next_retry_at": NOW}, "step 1 · worker w"),
         ({"status": "running", "owner": "w", "cancel_requested": True}, "step 1 · worker w · cancel requested"),
         ({"status": "done", "steps": 1}, "finished after 1 step"),
@@ -217,6 +228,11 @@ def test_rates_need_time_to_pass() -> None:
     rates = compare_activity(msgspec.structs.replace(now, steps={"r": 2, "gone": 7}), later)
     assert rates is not None
     assert (rates.created, rates.ended, rates.steps) == (0, 0, 1), "a run that is new may have begun long ago"
+    statuses = (RunStatus.DONE, RunStatus.FAILED, RunStatus.WAITING)
+    counts = [RunCount(agent_name="a", status=status, count=4) for status in statuses]
+    rates = compare_activity(now, msgspec.structs.replace(later, counts=counts))
+    assert rates is not None
+    assert (rates.created, rates.ended) == (6, 4)
 
 
 @pytest.mark.parametrize(

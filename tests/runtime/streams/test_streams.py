@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 from tests.failed_runs import fails_with
+from tests.probe_store import ProbeStore
 from tests.runtime.streams.watching import CountingStore, collect, get_types, look, wait_for
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.store_kinds import get_kind
 
 from holdfast import Agent, App, Approve, Deferred, Phase, Reply, RunWaiting, User, tool
 from holdfast import wait_for as signal
-from holdfast.checkpoint.errors import InvalidCursor, RunDamaged, RunNotFound, StoreClosed
+from holdfast.checkpoint.errors import InvalidCursor, RunDamaged, RunNotFound, StoreClosed, StoreUnavailable
 from holdfast.checkpoint.record import StoredRun
 from holdfast.config import CheckpointSettings, Retention
 from holdfast.core.agents.retry import Retry
@@ -271,6 +272,20 @@ async def test_a_run_that_no_watcher_reads_any_more_is_not_read() -> None:
         gate.set()
 
 
+async def test_a_run_that_does_not_change_is_read_once_a_second() -> None:
+    store, clock = CountingStore(), ManualClock()
+    agent = Agent(name="a", model=ScriptedModel(tool_reply(call("1", "wait_for", name="go"))), tools=[signal])
+    async with App([agent], store, worker=False, clock=clock) as app:
+        with pytest.raises(RunWaiting):
+            await app.run("a", "go", run_id="r")
+        async with aclosing(app.events("r")) as events:
+            await wait_for(events, lambda event: isinstance(event, CallsWaiting))
+            await clock.advance(timedelta(seconds=5))
+            store.loads = 0
+            await clock.advance(timedelta(seconds=10))
+    assert 5 <= store.loads <= 10
+
+
 async def test_a_watcher_that_shares_a_read_which_began_before_it_came_misses_nothing() -> None:
     reading, may_end, allowed = asyncio.Event(), asyncio.Event(), asyncio.Semaphore(0)
 
@@ -385,6 +400,17 @@ async def test_closing_the_app_wakes_a_watcher_that_waits() -> None:
     assert watching.done()
     with pytest.raises(StoreClosed):
         await watching
+
+
+async def test_an_error_of_the_store_before_the_first_event_ends_the_stream() -> None:
+    store = ProbeStore(MemoryStore())
+    async with App([Agent(name="a", model=ScriptedModel("done"))], store, worker=False) as app:
+        run_id = await app.submit("a", "go")
+        store.fail("get_record", StoreUnavailable("away for a moment"))
+        with pytest.raises(StoreUnavailable, match="for a moment"):
+            await collect(app.events(run_id))
+        async with aclosing(app.events(run_id)) as events:
+            assert (await anext(events)).type == "status"
 
 
 async def test_closing_the_app_ends_its_streams() -> None:

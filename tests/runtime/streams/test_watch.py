@@ -9,8 +9,25 @@ from tests.scripted_model import ScriptedModel
 
 from holdfast import Agent, App, Reply
 from holdfast.checkpoint.errors import StoreClosed
+from holdfast.checkpoint.record import RunFilter
 from holdfast.core.errors import DefinitionError
 from holdfast.events import StatusChanged
+from holdfast.runtime.streams.watch import StatusWatch
+from holdfast.stores.memory import MemoryStore
+
+
+async def test_a_new_run_under_the_id_of_a_removed_one_is_seen() -> None:
+    store = MemoryStore()
+    async with App([Agent(name="a", model=ScriptedModel("done"))], store, worker=False) as app:
+        watch = StatusWatch(store, RunFilter())
+        await app.submit("a", "go", run_id="r")
+        queued = [StatusChanged(run_id="r", status="queued")]
+        assert await watch.look() == queued
+        assert await watch.look() == []
+        await store.remove("r", erase=True)
+        assert await watch.look() == []
+        await app.submit("a", "go", run_id="r")
+        assert await watch.look() == queued
 
 
 async def test_each_change_of_status_is_seen(store_url: str) -> None:

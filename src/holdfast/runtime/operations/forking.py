@@ -143,7 +143,7 @@ class _Forker:
         asked: list[Any] | None = None
         calls: dict[str, PendingCall] = {}
         cut = end
-        for position, entry in enumerate(self._entries[: end + 1]):
+        for position, entry in enumerate(self._entries[:end]):
             reader.read(entry)
             if position >= start and asked is None:
                 calls = {call.call_id: call for call in self._loop.pending_calls(reader.messages)}

@@ -193,9 +193,7 @@ class RunFeed:
         stored = await self._store.load(self.run_id, after=self.position)
         if self._record is not None and stored.record.created_at != self._record.created_at:
             raise RunNotFound(self.run_id)  # another run has its id now
-        batch = self._make_batch(stored, draft)
-        self._broadcast(batch)
-        return bool(batch.durable or batch.present or batch.draft)
+        return self._broadcast(self._make_batch(stored, draft))
 
     def _make_batch(self, stored: StoredRun, draft: Draft | None) -> Batch:
         record, self._record = stored.record, stored.record
@@ -212,7 +210,10 @@ class RunFeed:
         journal = Batch(durable=durable, position=self.position, rewritten=rewritten, present=present, size=size)
         return journal.with_draft(self._draft.update(draft, record, self._replied))
 
-    def _broadcast(self, batch: Batch) -> None:
-        if batch.durable or batch.present or batch.draft:
+    def _broadcast(self, batch: Batch) -> bool:
+        """Give a batch to the watchers. Return whether it has any event."""
+        found = bool(batch.durable or batch.present or batch.draft)
+        if found:
             for subscription in self.subscriptions:
                 subscription.push(batch)
+        return found
