@@ -358,10 +358,14 @@ async def _store_needs(gallery: Gallery, now: datetime) -> None:
         ("deploy-311", "releaser", "approval", "deploy", "ops-lead", {"service": "shop", "version": "7c1e"}),
         ("trip-ee07", "travel", "question", "ask_person", "", {"question": "When?", "options": ["May", "June"]}),
     ]
-    prompts = ("Customer 8852 never got the parcel of order A21.", "Deploy the shop.", "Three nights in Portugal.")
-    for (run_id, agent, kind, tool, audience, arguments), prompt in zip(cases, prompts, strict=True):
+    texts = [
+        ("Customer 8852 never got the parcel of order A21.", "The carrier lost the parcel on **9 Nov**."),
+        ("Deploy the shop.", "All checks of `7c1e` have passed."),
+        ("Three nights in Portugal.", "Both months have rooms near the sea."),
+    ]
+    for (run_id, agent, kind, tool, audience, arguments), (prompt, said) in zip(cases, texts, strict=True):
         journal = Journal(RunInfo(run_id=run_id, agent_name=agent, prompt=prompt, caller_id="dave"), asked)
-        journal.ask("The carrier lost the parcel on **9 Nov**.", ToolCall(id="c1", name=tool, arguments=arguments))
+        journal.ask(said, ToolCall(id="c1", name=tool, arguments=arguments))
         wait = WaitingCall(
             run_id=run_id,
             call_id="c1",

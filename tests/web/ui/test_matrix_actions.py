@@ -20,7 +20,7 @@ def test_approve_edit_and_deny(visitor: Visitor) -> None:
     task = visitor.find_task("Approval", approved)
     expect(task).to_contain_text('pay(amount=129.0, to="ann")')
     expect(task).to_contain_text("I pay ann now.")
-    expect(task).to_contain_text("for finance")
+    expect(task).to_contain_text("audience finance")
     visitor.click("Approve", task)
     visitor.expect_said("Approved.")
     assert visitor.get_results(approved) == ["paid 129.0 to ann"]
