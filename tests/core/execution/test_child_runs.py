@@ -12,7 +12,7 @@ from tests.failed_runs import ends_with, fails_with
 from tests.scripted_model import ScriptedModel, Turn, call, tool_reply
 from tests.simulated_host import REMOVE_DONE, REMOVE_ENDED, SimulatedHost
 
-from holdfast.checkpoint.errors import StoreUnavailable
+from holdfast.checkpoint.errors import RunExists, StorePermissionError, StoreUnavailable
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.record import RunStatus
 from holdfast.config import CheckpointSettings
@@ -412,6 +412,24 @@ async def test_a_store_that_cannot_look_up_a_child_interrupts_the_parent_and_nev
     with pytest.raises(SaveFailed, match="child"):
         await host.executor.run(parent_of(Child().agent, "never"), "go", run_id="p")
     assert await host.get_statuses() == {"p": RunStatus.INTERRUPTED}
+    assert (await SimulatedHost(host.inner).resume(parent_of(Child().agent, "done"), "p")).output == "done"
+
+
+@pytest.mark.parametrize("error", [StorePermissionError("read-only"), OSError("no disk"), RunExists("c")], ids=repr)
+async def test_a_store_that_cannot_create_a_child_interrupts_the_parent_and_never_becomes_a_result(
+    error: Exception,
+) -> None:
+    host = SimulatedHost(require_durability=True)
+
+    async def refuse_child(method: str) -> None:
+        if method == "create" and await host.get_statuses():
+            raise error
+
+    host.store.before = refuse_child
+    with pytest.raises(SaveFailed, match="a child, could not be created"):
+        await host.executor.run(parent_of(Child().agent, "never"), "go", run_id="p")
+    [parent] = await host.list_records()
+    assert (parent.status, parent.strikes) == (RunStatus.INTERRUPTED, 0)
     assert (await SimulatedHost(host.inner).resume(parent_of(Child().agent, "done"), "p")).output == "done"
 
 

@@ -10,13 +10,15 @@ import pytest
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, App, Approve, ToolResult, User, tool
-from holdfast.checkpoint.errors import StoreUnavailable
-from holdfast.checkpoint.record import Mail, Receipt, RunStatus, StoredRun
+from holdfast.checkpoint.errors import ClaimLost, StorePermissionError, StoreReplaced, StoreUnavailable
+from holdfast.checkpoint.record import Mail, NewRun, Receipt, RunStatus, StoredRun
 from holdfast.checkpoint.store import END
+from holdfast.checkpoint.workers import Claim
 from holdfast.core import Tool
 from holdfast.core.run.mail import ENDED_TOPIC
 from holdfast.errors import RunCancelled, RunNotFound
 from holdfast.stores.memory import MemoryStore
+from holdfast.testing import ManualClock
 from holdfast.workflows import StartedRun, StepFailed, StepTimeout, background_tools, first, start, wait_for, workflow
 
 TIMEOUT = 60
@@ -329,27 +331,60 @@ async def test_a_run_that_waits_for_one_it_has_started_can_be_shown(url: str) ->
         assert (await app.result("r", through_waits=True)).output == "went"
 
 
-async def test_a_store_that_does_not_answer_is_no_result_of_a_step() -> None:
-    class Flaky(MemoryStore):
-        is_down = True
+class Failing(MemoryStore):
+    """Raises an error three times when a run creates or sends to the run that it starts."""
 
-        async def post(self, run_id: str, mail: Mail) -> Receipt:
-            if Flaky.is_down:
-                Flaky.is_down = False
-                raise StoreUnavailable("try later")
-            return await super().post(run_id, mail)
+    def __init__(self, method: str, error: Exception, clock: ManualClock) -> None:
+        super().__init__(clock=clock)
+        self._method, self._error = method, error
+        self.failed_at: list[float] = []
 
-    @workflow
-    async def parent() -> str:
-        run = await start(wait_long, "never")
-        await run.send("hello")
-        await run.cancel()
-        return "sent"
+    def _fail(self, method: str, run_id: str) -> None:
+        if method == self._method and run_id.startswith("r:") and len(self.failed_at) < 3:
+            self.failed_at.append(self._clock.monotonic())
+            raise self._error
 
-    async with asyncio.timeout(TIMEOUT), App([parent, wait_long], Flaky()) as app:
-        await app.submit(parent, run_id="r")
+    async def create(self, run: NewRun, *, worker_id: str | None = None, connection: Any = None) -> Claim | None:
+        self._fail("create", run.run_id)
+        return await super().create(run, worker_id=worker_id, connection=connection)
+
+    async def post(self, run_id: str, mail: Mail) -> Receipt:
+        self._fail("post", run_id)
+        return await super().post(run_id, mail)
+
+
+@workflow
+async def send_hello() -> str:
+    run = await start(wait_long, "never")
+    await run.send("hello")
+    await run.cancel()
+    return "sent"
+
+
+@pytest.mark.parametrize(
+    ("method", "error"),
+    [
+        ("create", StorePermissionError("read-only")),
+        ("post", StoreReplaced("another file")),
+        ("post", StoreUnavailable("try later")),
+        ("post", ClaimLost("another", 1, 2)),
+        ("post", OSError("the disk is gone")),
+    ],
+    ids=repr,
+)
+async def test_an_error_of_the_store_is_no_result_of_a_step_however_long_it_lasts(
+    method: str, error: Exception
+) -> None:
+    clock = ManualClock()
+    store = Failing(method, error, clock)
+    async with asyncio.timeout(TIMEOUT), App([send_hello, wait_long], store, clock=clock) as app:
+        await app.submit(send_hello, run_id="r")
+        while (record := (await store.load("r")).record).status is not RunStatus.DONE:
+            assert record.strikes == 0 or record.status is RunStatus.RUNNING
+            await clock.advance(timedelta(seconds=1))
         assert (await app.result("r")).output == "sent"
-    assert not Flaky.is_down
+    first_at, second_at, third_at = store.failed_at
+    assert min(second_at - first_at, third_at - second_at) >= 5
 
 
 class EndsDuringRead(MemoryStore):

@@ -1,22 +1,32 @@
 """A workflow that only waits holds no process: its code is unwound, and entered again when the wait has ended."""
 
 import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from tests.simulated_host import SimulatedHost
 
 from holdfast import App, Approve, Deferred, Deny, RunWaiting, Value, current_call, tool
-from holdfast.checkpoint.record import RunStatus
+from holdfast.checkpoint.codec import decode
+from holdfast.checkpoint.errors import StoreClosed
+from holdfast.checkpoint.progress import Progress
+from holdfast.checkpoint.record import Mail, RunStatus
+from holdfast.core.agents.tool_context import ToolContext
 from holdfast.core.errors import RunCancelled, RunError, RunParked
+from holdfast.core.run.info import RunInfo
 from holdfast.stores.memory import MemoryStore
 from holdfast.workflows import (
     StepDenied,
+    StepFailed,
     StepTimeout,
     Workflow,
     ask_person,
     first,
     run_agent,
+    saga,
     sleep,
     wait_for,
     workflow,
@@ -352,3 +362,91 @@ async def test_a_resumed_branch_that_only_finds_recorded_steps_does_not_keep_the
             await app.result("r")
         await app.signal("r", "go", "went")
         assert (await app.result("r")).output == ["went", "yes", None]
+
+
+async def _forget(call: ToolContext, result: None) -> None: ...
+
+
+LOSERS: dict[str, Callable[[], Awaitable[Any]]] = {
+    "signal": lambda: wait_for("late"),
+    "timer": lambda: sleep(timedelta(minutes=1)),
+    "person": lambda: ask_person("Late?"),
+}
+
+
+@pytest.mark.parametrize("kind", LOSERS)
+async def test_a_branch_that_lost_before_a_crash_does_not_wake_the_run(kind: str) -> None:
+    host = SimulatedHost()
+    store, dying = host.inner, SimulatedHost(host.inner)
+
+    @workflow
+    async def flow() -> Any:
+        winner, _ = await first(won=wait_for("now"), lost=LOSERS[kind]())
+        return winner, await wait_for("next")
+
+    async def crash_after_race(method: str) -> None:
+        """Let the host die when the winner is recorded, and not that the other branch is cancelled."""
+        if any(b"abandoned" in entry.body for entry in (await store.load("r")).entries):
+            await dying.crash()
+            raise StoreClosed("killed")
+
+    with pytest.raises(RunWaiting):
+        await host.executor.start(flow, RunInfo.create(flow, "", run_id="r"))
+    await store.post("r", Mail(mail_id="m", topic="signal:now", body=b"null"))
+    dying.store.before = crash_after_race
+    with pytest.raises(RunWaiting):
+        await dying.resume(flow, "r")  # it continues, and nothing of that is stored
+    with pytest.raises(RunWaiting) as caught:
+        await SimulatedHost(store).resume(flow, "r")
+    assert (caught.value.wake_on, caught.value.wake_at) == (("signal:next",), None)
+    calls = decode((await store.load("r")).record.progress, Progress).calls
+    assert [call.topic for call in calls.undecided] == ["signal:next"]
+
+
+async def test_a_wait_beside_a_step_that_failed_its_saga_does_not_wake_the_run_endlessly() -> None:
+    attempts: list[str] = []
+
+    @tool(undo=_forget)
+    async def book() -> None: ...
+
+    @tool
+    async def fail() -> None:
+        raise LookupError("no seat")
+
+    @workflow
+    async def flow() -> Any:
+        attempts.append("flow")
+        with contextlib.suppress(StepFailed):
+            async with saga():
+                await book()
+                await asyncio.gather(wait_for("paid"), fail())
+        return await wait_for("next")
+
+    async with App([flow], MemoryStore()) as app:
+        await start(app, flow)
+        await app.signal("r", "paid")
+        with pytest.raises(RunWaiting) as caught:
+            await app.result("r")
+        assert caught.value.wake_on == ("signal:next",)
+        assert len(attempts) == 2
+        await app.signal("r", "next", "went")
+        assert (await app.result("r")).output == "went"
+    assert len(attempts) == 3
+
+
+async def test_a_wait_that_the_changed_code_does_not_repeat_does_not_wake_the_run_endlessly() -> None:
+    awaited = ["old"]
+
+    @workflow
+    async def flow() -> Any:
+        return await wait_for(awaited[-1])
+
+    host = SimulatedHost()
+    with pytest.raises(RunWaiting):
+        await host.executor.start(flow, RunInfo.create(flow, "", run_id="r"))
+    awaited.append("new")
+    await host.inner.post("r", Mail(mail_id="m", topic="signal:old", body=b"null"))
+    with pytest.raises(RunWaiting) as caught:
+        await host.resume(flow, "r")
+    assert caught.value.wake_on == ("signal:new",)
+    assert (await host.get_statuses())["r"] is RunStatus.WAITING  # although the signal is unread

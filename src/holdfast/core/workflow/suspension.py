@@ -201,7 +201,9 @@ class Suspension:
                     "asyncio.timeout or asyncio.wait(timeout=...) is around a wait that holds no process, and cannot "
                     "end it: give the wait a timeout, or use first()"
                 )
-        self.error = self._stop_error or self._waits.make_error()
+        # An answer or a time that no task waits for would resume the run again and again.
+        awaited = {rest.call_id for rest in self._resting.values()}
+        self.error = self._stop_error or self._waits.make_error(awaited)
         for rest in self._resting.values():
             if not rest.future.done():
                 rest.future.set_exception(Unwind())

@@ -60,6 +60,8 @@ class WorkflowRun:
         self._unmet: dict[str, dict[str, ToolCall]] = {}
         for each in self.steps.calls.values():
             self._unmet.setdefault(each.name, {})[each.id] = each
+        for call_id in self.steps.abandoned:  # a process has ended before it recorded that they are cancelled
+            context.waits.remove(call_id)
 
     def call_tool(self, tool: Tool, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: str | None) -> Any:
         """Return an awaitable of the result of the tool, as a step.
@@ -75,6 +77,7 @@ class WorkflowRun:
         result = self.find(call)
         if result is None:
             if (failed := FAILED_SCOPE.get()) is not None and not call.is_cleanup:
+                self._context.waits.remove(call.call_id)
                 if failed.kind == "run_cancelled":
                     raise Unwind(f"{call.tool} was called in a workflow that is cancelled")
                 raise failed.to_exception(call.tool, ())

@@ -1,7 +1,8 @@
 """Runs that a call starts in the background: any worker executes them while the run that started them continues."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
@@ -9,7 +10,7 @@ import msgspec
 
 from holdfast.concurrency import run_in_background, shielded
 from holdfast.core.agents.agent import AgentSource
-from holdfast.core.errors import RunCancelled, RunError, RunFailed, SaveFailed
+from holdfast.core.errors import RunCancelled, RunError, RunFailed, RunLost, SaveFailed
 from holdfast.core.execution.attempt import Attempt, log
 from holdfast.core.ports import BackgroundRun, BackgroundRuns
 from holdfast.core.run.info import RunInfo
@@ -61,12 +62,8 @@ class StartedRuns:
         stored = self._stored
         self._attempt.state.starts_runs = self._attempt.state.starts_runs or info.parent_run_id is not None
         await self._attempt.saver.save(must_succeed=True)
-        try:
+        with _interrupt_on_error(f"run {info.run_id} could not be started"):
             return await stored.submit(info)
-        except RunError:
-            raise
-        except Exception as exc:  # a store may raise anything: it must never become the result of a tool
-            raise SaveFailed(f"run {info.run_id} could not be started: {exc}") from exc
 
     async def read(self, run_id: str) -> BackgroundRun:
         """Return a run that this one, or the run that it is a fork of, has started.
@@ -74,12 +71,8 @@ class StartedRuns:
         Raises:
             RunError: there is none.
         """
-        try:
+        with _interrupt_on_error(f"run {run_id} could not be read"):
             found = await self._stored.read(run_id)
-        except RunError:
-            raise
-        except Exception as exc:  # a store may raise anything: it must never become the result of a tool
-            raise SaveFailed(f"run {run_id} could not be read: {exc}") from exc
         info = self._attempt.info
         if found is None or found.started_by is None or found.started_by not in (info.run_id, info.forked_from):
             raise RunError(f"run {info.run_id} has started no run {run_id}, or it was removed")
@@ -87,7 +80,8 @@ class StartedRuns:
 
     async def list_children(self) -> Sequence[BackgroundRun]:
         """Return the runs that this one has started and that are not detached, oldest first."""
-        return await self._stored.list_children(self._attempt.info.run_id)
+        with _interrupt_on_error("the runs that this one has started could not be listed"):
+            return await self._stored.list_children(self._attempt.info.run_id)
 
     async def wait_for_any(self, run_ids: Sequence[str], expires_at: datetime | None) -> list[BackgroundRun]:
         """Return those of the runs that have ended.
@@ -113,7 +107,8 @@ class StartedRuns:
         """Take the notices that these runs have ended: each counts once, however often the run is asked for."""
         mailbox, topics = self._attempt.mailbox, {make_ended_topic(run.run_id) for run in ended}
         if not all(map(mailbox.has, topics)):
-            mailbox.deliver(await self._stored.read_notices(self._attempt.info.run_id))
+            with _interrupt_on_error("the notices of ended runs could not be read"):
+                mailbox.deliver(await self._stored.read_notices(self._attempt.info.run_id))
         for topic in topics:
             for mail in mailbox.find(topic):
                 _take_notice(self._attempt, mail)
@@ -125,7 +120,9 @@ class StartedRuns:
             RunError: this run has not started it, or it has ended.
         """
         await self.read(run_id)
-        if not await self._stored.send(run_id, text, mail_id):
+        with _interrupt_on_error(f"a message to run {run_id} could not be sent"):
+            is_sent = await self._stored.send(run_id, text, mail_id)
+        if not is_sent:
             raise RunError(f"run {run_id} has ended: it reads no more messages")
 
     async def cancel(self, run_id: str) -> None:
@@ -135,7 +132,19 @@ class StartedRuns:
             RunError: this run has not started it.
         """
         await self.read(run_id)
-        await shielded(self._stored.cancel(run_id))
+        with _interrupt_on_error(f"run {run_id} could not be cancelled"):
+            await shielded(self._stored.cancel(run_id))
+
+
+@contextmanager
+def _interrupt_on_error(problem: str) -> Iterator[None]:
+    """Interrupt the run if its store raises an error: it must never become the result of a step, which is repeated."""
+    try:
+        yield
+    except Exception as exc:  # a store may raise anything
+        if isinstance(exc, RunError) and not isinstance(exc, RunLost):  # which is about the other run
+            raise
+        raise SaveFailed(f"{problem}: {exc}") from exc
 
 
 def get_output(run: BackgroundRun) -> Any:

@@ -11,6 +11,7 @@ from holdfast.concurrency import shielded
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.errors import (
     ModelUnavailable,
+    NotDurable,
     RunCancelled,
     RunError,
     RunFailed,
@@ -211,6 +212,10 @@ class ChildRuns:
         except RunLost as exc:
             # Not the parent's own claim, which would stay with this worker: a parent that is interrupted releases it.
             raise RunInterrupted(f"run {info.run_id}, a child, was lost to another worker") from exc
+        except RunError as exc:
+            if isinstance(exc, NotDurable) or exc.is_elsewhere:  # it must never become the result of a tool
+                raise SaveFailed(f"run {info.run_id}, a child, could not be created: {exc}") from exc
+            raise
         finally:
             self.usage = self.usage + attempt.state.usage
 

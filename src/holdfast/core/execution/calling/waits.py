@@ -320,12 +320,20 @@ class Waits:
         return approved
 
     def remove(self, call_id: str) -> None:
-        """Forget the wait of one call."""
-        self._attempt.state.calls = self._attempt.state.calls.remove_wait(call_id)
+        """Forget the wait of one call, if it waits."""
+        if self.get(call_id) is not None:
+            self._attempt.state.calls = self._attempt.state.calls.remove_wait(call_id)
 
-    def make_error(self) -> RunWaiting:
-        """Return the error that lets the run wait."""
-        return RunWaiting(self._attempt.info.run_id, self._attempt.state.calls.undecided)
+    def make_error(self, call_ids: Container[str] | None = None) -> RunWaiting:
+        """Return the error that lets the run wait.
+
+        Args:
+            call_ids: the calls whose results the code waits for. `None`: all that wait.
+        """
+        waiting = self._attempt.state.calls.undecided
+        if call_ids is not None:
+            waiting = tuple(call for call in waiting if call.call_id in call_ids)
+        return RunWaiting(self._attempt.info.run_id, waiting)
 
 
 def _find_approval(earlier: WaitingCall) -> Decision | None:

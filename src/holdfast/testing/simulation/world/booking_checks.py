@@ -4,7 +4,12 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from holdfast.app import App
+from holdfast.checkpoint.codec import decode_run
 from holdfast.checkpoint.errors import RunNotFound
+from holdfast.checkpoint.record import StoredRun
+from holdfast.core.run.info import WORKFLOW_LOOP_NAME
+from holdfast.core.run.messages import NATIVE_CODEC
+from holdfast.core.workflow.restart import Life
 from holdfast.runtime.reading.transcript import CallRecord, Transcript, get_loop_name
 from holdfast.testing.simulation.scenarios.script_tools import BOOK
 from holdfast.testing.simulation.world.client_jobs import get_place
@@ -47,9 +52,10 @@ class BookingChecks:
 
     async def _check_records(self, app: App, run_id: str) -> None:
         try:
-            calls = await _read_calls(app, run_id)
+            stored = await app.open_store.load(run_id)
         except RunNotFound:
             return  # its retention has ended
+        calls = _read_calls(stored)
         recorded = {get_place(call): call for call in calls}
         for place, call in recorded.items():
             expected = [call.result] if call.state != "error" and call.result is not None else []
@@ -58,14 +64,11 @@ class BookingChecks:
                 self._report(
                     run_id, place, f"is recorded as {call.state} with {call.result!r}, and its rows are {rows}"
                 )
-        for run, place in self._rows:
-            if run == run_id and place not in recorded and not self._is_dropped(run_id, place):
-                self._report(run_id, place, f"has rows, and no record: {self._rows[run, place]}")
-
-    def _is_dropped(self, run_id: str, place: str) -> bool:
-        """Whether the call belongs to a life of a workflow before its last restart, whose records are dropped."""
-        lives = [int(each.partition(".")[0]) for each in self._ledger.seen.get(run_id, ())]
-        return bool(lives) and int(place.partition(".")[0]) < max(lives)
+        restarts = _count_restarts(stored)
+        for place in [place for run, place in self._rows if run == run_id and place not in recorded]:
+            # A restart drops the records of its life.
+            if not restarts or int(place.partition(".")[0]) >= restarts:
+                self._report(run_id, place, f"has rows, and no record: {self._rows[run_id, place]}")
 
     def _check_finished(self) -> None:
         """Check that the model of an agent that is done has seen the result of each transaction."""
@@ -81,8 +84,13 @@ class BookingChecks:
         return run_id in self._planned and self._planned[run_id].agent in ("actor", "staged")
 
 
-async def _read_calls(app: App, run_id: str) -> list[CallRecord]:
-    stored = await app.open_store.load(run_id)
+def _count_restarts(stored: StoredRun) -> int:
+    if get_loop_name(stored.record) != WORKFLOW_LOOP_NAME:
+        return 0
+    return Life.from_state(decode_run(stored, NATIVE_CODEC).state).restarts
+
+
+def _read_calls(stored: StoredRun) -> list[CallRecord]:
     transcript = Transcript(get_loop_name(stored.record))
     transcript.read(stored.entries)
     return [call for call in transcript.calls if call.tool == BOOK.name]
