@@ -5,11 +5,12 @@ from datetime import timedelta
 
 import pytest
 
-from holdfast.checkpoint.claims import Claims, retry_while_unavailable
-from holdfast.checkpoint.codec import RecentConversations, encode_begin
+from holdfast.checkpoint.claims import Claims, cancel_run, retry_while_unavailable
+from holdfast.checkpoint.codec import RecentConversations, encode, encode_begin
 from holdfast.checkpoint.errors import StoreClosed, StoreError, StoreUnavailable
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
-from holdfast.checkpoint.record import NewRun
+from holdfast.checkpoint.progress import Progress
+from holdfast.checkpoint.record import NewRun, Release, RunStatus
 from holdfast.config import CheckpointSettings
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import NATIVE_CODEC
@@ -95,12 +96,12 @@ async def list_kept(recent: RecentConversations, store: MemoryStore, *run_ids: s
     return [run_id for run_id in run_ids if not (await recent.load(store, run_id)).entries]
 
 
-async def make_store(*run_ids: str) -> MemoryStore:
+async def make_store(*run_ids: str, progress: bytes = b"{}") -> MemoryStore:
     store = MemoryStore()
     await store.open()
     for run_id in run_ids:
         info = RunInfo(run_id=run_id, agent_name="a")
-        await store.create(NewRun.create(info, b"{}", [Entry(seq=0, kind=EntryKind.BEGIN, body=encode_begin(info))]))
+        await store.create(NewRun.create(info, progress, [Entry(seq=0, kind=EntryKind.BEGIN, body=encode_begin(info))]))
     return store
 
 
@@ -140,3 +141,19 @@ async def test_a_conversation_that_was_changed_is_loaded_as_a_whole() -> None:
     assert recent.read(stored, NATIVE_CODEC) is None
     assert recent.read(kept, NATIVE_CODEC) is None, "the journal is not kept any longer"
     assert await list_kept(recent, store, "b") == ["b"]
+
+
+@pytest.mark.parametrize(("left", "is_requested", "status"), [
+    (RunStatus.PARKED, False, RunStatus.INTERRUPTED), (RunStatus.PARKED, True, RunStatus.CANCELLED),
+    (RunStatus.INTERRUPTED, False, RunStatus.INTERRUPTED), (RunStatus.INTERRUPTED, True, RunStatus.INTERRUPTED),
+])  # fmt: skip
+async def test_a_run_with_steps_to_undo_is_cancelled_by_a_worker_unless_that_was_tried(
+    left: RunStatus, is_requested: bool, status: RunStatus
+) -> None:
+    store = await make_store("r", progress=encode(Progress(undo_on_cancel=True)))
+    await store.release(await store.claim("r", "w"), Release(status=left))
+    if is_requested:
+        await store.request_cancel("r")
+    await cancel_run(Claims(store, CheckpointSettings(), ManualClock()), "r")
+    record = (await store.load("r")).record
+    assert (record.status, record.cancel_requested) == (status, status is RunStatus.INTERRUPTED)

@@ -6,9 +6,18 @@ from datetime import timedelta
 import pytest
 from starlette.requests import Request
 
+from holdfast.checkpoint.record import RunFilter
 from holdfast.core.errors import DefinitionError, InvalidRunId
 from holdfast.testing.manual_clock import ManualClock
-from holdfast.web.auth import LOCAL_PRINCIPAL, Principal, Scope, authenticate, check_origin
+from holdfast.web.auth import (
+    LOCAL_PRINCIPAL,
+    Principal,
+    Scope,
+    authenticate,
+    check_origin,
+    restrict,
+    restrict_filter,
+)
 from holdfast.web.errors import Forbidden, InvalidToken, NotAuthenticated
 from holdfast.web.security import LinkLogin, LocalToken
 from holdfast.web.tokens import BrowserTokens
@@ -245,3 +254,14 @@ def test_ids_that_holdfast_derives_are_not_for_callers() -> None:
     for refused, run_id in ((ann, "chat:1"), (one, "chat:2")):
         with pytest.raises(InvalidRunId):
             refused.check_new_id(run_id)
+
+
+def test_a_listing_is_limited_to_the_caller_unless_the_principal_sees_more() -> None:
+    asked = RunFilter(agent_name="clerk")
+    ann, one = Principal(caller_id="ann"), Principal(caller_id="ann", run_id="r1")
+    assert restrict_filter(asked, ann) == RunFilter(agent_name="clerk", caller_id="ann")
+    assert restrict_filter(asked, LOCAL_PRINCIPAL) == restrict_filter(asked, one) == asked
+    assert restrict({"agent": "clerk"}, ann) == {"agent": "clerk", "caller": "ann"}
+    assert restrict({"caller": "ann"}, ann) == {"caller": "ann"}
+    assert restrict({"caller": "bob"}, ann) == {"status": []}, "no run"
+    assert restrict({"caller": "bob"}, LOCAL_PRINCIPAL) == {"caller": "bob"}

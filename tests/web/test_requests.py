@@ -278,9 +278,9 @@ async def test_a_turn_in_progress_has_no_end_yet() -> None:
             await client.post(f"{path}/messages", json={"content": "hi", "id": "m1"})
             await asked.wait()
             [turn] = (await client.get(path)).json()["turns"]
+            answered.set()
             assert (turn["turn_id"], turn["number"], turn["status"], turn["steps"]) == ("m1", 1, "running", 0)
             assert (turn["output"], turn["error"], turn["ended_at"]) == (None, "", None)
-            answered.set()
             ended = (await client.get(f"{path}/turns/m1")).json()
             assert (ended["status"], ended["steps"], ended["output"]) == ("done", 1, "hello")
             fork = {"at_turn": 1, "key": "chat"}
