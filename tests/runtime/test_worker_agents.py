@@ -2,17 +2,19 @@
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from datetime import UTC, datetime
 from typing import Any
 
+import apsw
+import psycopg
 import pytest
 from tests.probe_store import ProbeStore
 
 from holdfast import Agent, App, Reply, WorkerSettings
 from holdfast.checkpoint.errors import StoreUnavailable
 from holdfast.checkpoint.store import RunStore
-from holdfast.checkpoint.workers import count_live_workers
+from holdfast.checkpoint.workers import count_live_workers, this_process
 from holdfast.core.agents.agent import AgentSource
 from holdfast.ids import make_id
 from holdfast.runtime.operations.run_client import RunClient
@@ -29,7 +31,7 @@ def make_agent(name: str) -> Agent:
     return Agent(name=name, model=model)
 
 
-async def read_counts(store: RunStore) -> Mapping[str, int]:
+async def read_counts(store: RunStore) -> Mapping[str, int] | None:
     return count_live_workers(await store.list_workers())
 
 
@@ -118,6 +120,48 @@ async def test_submit_succeeds_although_the_workers_cannot_be_read(caplog: pytes
         run_id = await client.submit(f"agent-{make_id()}", "go")
         assert (await client.get(run_id)).status == "queued"
     assert _warnings(caplog) == []
+
+
+async def test_fork_warns_of_an_agent_that_no_live_worker_knows(
+    durable_store_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = make_agent(f"agent-{make_id()}")
+    async with App([agent], durable_store_url, worker=False) as app:
+        await app.run(agent, "go", run_id="r")
+        assert _warnings(caplog) == []
+        await app.fork("r", at_step=1)
+        [warning] = _warnings(caplog)
+    assert f"no live worker knows agent {agent.name}: its runs wait" in warning
+
+
+async def test_a_worker_of_a_version_that_recorded_no_agents_may_know_any(
+    durable_store_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with RunClient.open(durable_store_url) as client:
+        await register_as_version_1(durable_store_url)
+        await client.submit(f"agent-{make_id()}", "go")
+        assert await read_counts(client.open_store) is None
+        assert [each.worker.agents for each in await client.open_store.list_workers()] == [None]
+        await client.open_store.deregister_worker("old")
+        assert await read_counts(client.open_store) == {}
+    assert _warnings(caplog) == []
+
+
+async def register_as_version_1(url: str) -> None:
+    """Write a row without the column of the agents, as the first version of the schema had it."""
+    process = this_process()
+    row = ("old", process.host, process.pid, process.started)
+    if url.startswith("sqlite:"):
+        sql = "INSERT INTO workers (worker_id, host, pid, started, heartbeat_at) VALUES (?, ?, ?, ?, 0)"
+        with closing(apsw.Connection(url.removeprefix("sqlite:"))) as file:
+            file.execute(sql, row)
+        return
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as server:
+        await server.execute(
+            "insert into holdfast.worker (worker_id, host, pid, started, alive_until, dead_after)"
+            " values (%s, %s, %s, %s, now() + interval '1 hour', interval '1 hour')",
+            row,
+        )
 
 
 def _open_probe(opened: AsyncExitStack, url: str) -> ProbeStore:

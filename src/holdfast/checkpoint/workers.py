@@ -1,6 +1,7 @@
 """The workers of a store: their processes and claims, how many runs wait for them, and how many may run at once."""
 
 import functools
+import json
 import os
 import socket
 import subprocess
@@ -109,7 +110,8 @@ class WorkerIdentity(msgspec.Struct, frozen=True, kw_only=True):
     worker_id: str
     process: ProcessIdentity
     #: The agents whose queued and interrupted runs it takes. A process without a worker loop takes none.
-    agents: tuple[str, ...] = ()
+    #: `None`: it is not known, because an older version of holdfast has registered it.
+    agents: tuple[str, ...] | None = ()
 
 
 class WorkerHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,9 +124,28 @@ class WorkerHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
     last_at: datetime
 
 
-def count_live_workers(workers: Iterable[WorkerHeartbeat]) -> Counter[str]:
-    """Return how many live workers take runs of each agent. An agent that none of them knows counts zero."""
-    return Counter(agent for each in workers if each.alive for agent in each.worker.agents)
+def encode_agents(agents: tuple[str, ...] | None) -> str:
+    """Return the stored form of `WorkerIdentity.agents`. Older versions leave the default of the column, `[]`."""
+    return "[]" if agents is None else json.dumps(agents or None)
+
+
+def decode_agents(stored: str) -> tuple[str, ...] | None:
+    """Return `WorkerIdentity.agents` from its stored form."""
+    return None if stored == "[]" else tuple(json.loads(stored) or ())
+
+
+def count_live_workers(workers: Iterable[WorkerHeartbeat]) -> Counter[str] | None:
+    """Return how many live workers take runs of each agent. An agent that none of them knows counts zero.
+
+    `None`: it is not known, because an older version of holdfast has registered one of them.
+    """
+    counts: Counter[str] = Counter()
+    for each in workers:
+        if each.alive:
+            if each.worker.agents is None:
+                return None
+            counts.update(each.worker.agents)
+    return counts
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -269,7 +269,7 @@ class RunClient:
         fork = Fork(at_step=at_step, new_id=new_id, edited=edited, results=dict(results or {}))
         stored = await self.open_store.load(run_id)
         start = make_start(stored, find_loop(self.agents, stored.record.agent_name), fork)
-        await self.open_store.create(make_queued_run(start.info, start.progress, start.entries))
+        await self._stored.submitter.create(make_queued_run(start.info, start.progress, start.entries))
         return start.info.run_id
 
     async def pick(self, run_id: str, result: str, *, by: str = "") -> None:

@@ -72,12 +72,20 @@ class Submitter:
             return info.run_id
         while True:
             with suppress(RunExists):
-                await self._store.create(new)
-                await self._warn_without_worker(info.agent_name)
+                await self.create(new)
                 return info.run_id
             with suppress(RunNotFound):  # it was removed meanwhile
                 await self.get_same_request(info)
                 return info.run_id
+
+    async def create(self, new: NewRun) -> None:
+        """Store a new run, and log a warning if no live worker takes runs of its agent.
+
+        Raises:
+            RunExists: there is a run with its id.
+        """
+        await self._store.create(new)
+        await self._warn_without_worker(new.agent_name)
 
     async def _warn_without_worker(self, agent_name: str) -> None:
         """Log a warning if no live worker takes runs of the agent. Reads the workers once a minute for each agent."""
@@ -88,7 +96,7 @@ class Submitter:
         with suppress(StoreError, TimeoutError):  # the run is stored: `submit` succeeds
             async with asyncio.timeout(_CHECK_TIMEOUT_S):
                 known = count_live_workers(await self._store.list_workers())
-            if agent_name not in known and agent_name not in _warned:
+            if known is not None and agent_name not in known and agent_name not in _warned:
                 _warned.add(agent_name)
                 log.warning(_NO_WORKER, agent_name, _format_names(known))
 

@@ -154,7 +154,7 @@ def join_workers(heartbeats: Sequence[WorkerHeartbeat], running: Sequence[RunRec
 
 def _describe_worker(worker: WorkerRuns) -> WorkerActivity:
     heartbeat = worker.heartbeat
-    known = () if heartbeat is None else heartbeat.worker.agents
+    known = () if heartbeat is None else heartbeat.worker.agents or ()
     return WorkerActivity(
         worker_id=worker.worker_id,
         alive=worker.alive,

@@ -1,13 +1,12 @@
 """The heartbeat of a store's workers."""
 
 import asyncio
-import json
 import logging
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from holdfast.checkpoint.workers import WorkerIdentity
+from holdfast.checkpoint.workers import WorkerIdentity, encode_agents
 from holdfast.clock import CLOCK
 from holdfast.concurrency import THREADS, Thread
 from holdfast.db.postgres_connection import PgConnection
@@ -35,7 +34,7 @@ def register_params(workers: Sequence[WorkerIdentity], lease_timeout: timedelta)
         [escape_text(worker.process.host) for worker in workers],
         [worker.process.pid for worker in workers],
         [escape_text(worker.process.started) for worker in workers],
-        [json.dumps(worker.agents) for worker in workers],
+        [encode_agents(worker.agents) for worker in workers],
         lease_timeout.total_seconds(),
     )
 

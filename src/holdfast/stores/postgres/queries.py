@@ -1,6 +1,5 @@
 """Statements beside the group commit: reads, pages, counts."""
 
-import json
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -16,6 +15,7 @@ from holdfast.checkpoint.workers import (
     LimitUsage,
     WorkerHeartbeat,
     WorkerIdentity,
+    decode_agents,
     is_process_alive,
     make_limit,
     merge_rows,
@@ -206,7 +206,7 @@ class Queries:
             worker = WorkerIdentity(
                 worker_id=unescape_text(worker_id),
                 process=make_process_identity(host, pid, started),
-                agents=tuple(json.loads(agents)),
+                agents=decode_agents(agents),
             )
             known = is_process_alive(worker.process)
             found.append(WorkerHeartbeat(worker=worker, alive=heard_from if known is None else known, last_at=last_at))

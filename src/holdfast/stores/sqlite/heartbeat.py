@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from datetime import timedelta
 import apsw
 
 from holdfast.checkpoint.errors import StoreError
-from holdfast.checkpoint.workers import WorkerIdentity
+from holdfast.checkpoint.workers import WorkerIdentity, encode_agents
 from holdfast.clock import Clock
 from holdfast.concurrency import THREADS, Thread
 from holdfast.db.sqlite_file import set_synchronous, transaction
@@ -24,7 +23,7 @@ def register_worker(worker: WorkerIdentity, liveness: Liveness, transaction: Tra
     _forget_workers(liveness, transaction.execute)
     process = worker.process
     row = (worker.worker_id, process.host, process.pid, process.started, transaction.now_micros)
-    transaction.execute(statement("register_worker"), (*row, json.dumps(worker.agents)))
+    transaction.execute(statement("register_worker"), (*row, encode_agents(worker.agents)))
 
 
 def deregister_worker(worker_id: str, transaction: Transaction) -> None:

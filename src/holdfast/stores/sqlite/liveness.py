@@ -1,6 +1,5 @@
 """Whether a worker is alive: by its process on this host, by its heartbeat elsewhere."""
 
-import json
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -8,6 +7,7 @@ from holdfast.checkpoint.workers import (
     ProcessIdentity,
     WorkerHeartbeat,
     WorkerIdentity,
+    decode_agents,
     is_process_alive,
     this_process,
 )
@@ -71,9 +71,7 @@ class Liveness:
         """Return all registered workers, ordered by id."""
         return [
             WorkerHeartbeat(
-                worker=WorkerIdentity(
-                    worker_id=row.worker_id, process=row.process, agents=tuple(json.loads(row.agents))
-                ),
+                worker=WorkerIdentity(worker_id=row.worker_id, process=row.process, agents=decode_agents(row.agents)),
                 alive=self._is_row_alive(row),
                 last_at=from_micros(row.heartbeat),
             )

@@ -166,7 +166,7 @@ async def count_workers(site: Site, principal: Principal) -> int | None:
     """Return how many live workers take runs; `None` for a principal who does not see all of them."""
     if not principal.sees_all:
         return None
-    return sum(each.alive and bool(each.worker.agents) for each in await site.store.list_workers())
+    return sum(each.alive and each.worker.agents != () for each in await site.store.list_workers())
 
 
 def can_start(site: Site, principal: Principal) -> bool:

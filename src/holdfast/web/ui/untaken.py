@@ -38,6 +38,8 @@ async def find_untaken(site: Site, principal: Principal, runs: Iterable[RunSumma
     if not late or not principal.sees_all:
         return None
     known = count_live_workers(await site.store.list_workers())
+    if known is None:
+        return None
     untaken = [run for run in late if run.agent not in known]
     return Untaken(run=min(untaken, key=_get_time), has_live=bool(known)) if untaken else None
 
@@ -45,6 +47,8 @@ async def find_untaken(site: Site, principal: Principal, runs: Iterable[RunSumma
 async def find_untaken_in_fleet(store: RunStore, fleet: Fleet, now: datetime) -> Untaken | None:
     """As `find_untaken`, among all runs of the store. Reads a run only if there is one."""
     known = count_live_workers(fleet.workers)
+    if known is None:
+        return None
     late = [
         (each.oldest, each.agent_name)
         for each in fleet.counts

@@ -166,7 +166,7 @@ async def show_agents(site: Site, request: Request) -> Response:
         period=period,
         periods=PERIODS,
         sort=sort,
-        live_workers=None if live is None else sum(bool(each.worker.agents) for each in live),
+        live_workers=None if live is None or known is None else sum(bool(each.worker.agents) for each in live),
         known_agents=None if known is None else len(known),
         is_partial=is_partial,
         pending_count=await count_needs(site.store, principal),

@@ -201,7 +201,7 @@ def _make_row(worker: WorkerRuns) -> FleetWorker:
         process=None if process is None else f"{process.host.partition('/')[0]} · {process.pid}",
         last_heartbeat=None if worker.heartbeat is None else worker.heartbeat.last_at,
         is_own=process == this_process(),
-        agents=() if worker.heartbeat is None else worker.heartbeat.worker.agents,
+        agents=() if worker.heartbeat is None else worker.heartbeat.worker.agents or (),
     )
 
 
