@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +17,7 @@ from pydantic_ai.messages import (
     TextPart,
     ToolCallPart,
 )
+from pydantic_ai.models.function import AgentInfo, DeltaThinkingCalls, DeltaThinkingPart, FunctionModel
 from tests.adapters.crash_simulator import CrashSimulator
 from tests.adapters.scripted_model import ScriptedModel, call, get_texts
 from tests.failed_runs import fails_with
@@ -25,7 +26,7 @@ from holdfast import App, Bounds, RunInfo, Usage
 from holdfast.adapters.pydantic_ai import ToolPolicy, durable
 from holdfast.core.errors import DefinitionError, RunKilled, RunParked, RuntimeExceeded, Shutdown
 from holdfast.core.observer import PUBLIC_EVENTS, AttemptControl, ObservedEvent, ReplyReceived
-from holdfast.core.run.run_events import Event, ReplyAdded, TextDelta
+from holdfast.core.run.run_events import Event, ReasoningDelta, ReplyAdded, TextDelta
 from holdfast.core.run.state import RunState
 from holdfast.testing.manual_clock import ManualClock
 
@@ -74,6 +75,19 @@ async def test_the_text_is_heard_as_it_is_written() -> None:
         "step_started", "reply",
     ]  # fmt: skip
     assert heard.outputs == ["both are warm "]
+
+
+async def test_the_reasoning_is_heard_as_it_is_written() -> None:
+    async def stream(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[str | DeltaThinkingCalls]:
+        for thought in ("let me ", "think"):
+            yield {0: DeltaThinkingPart(content=thought)}
+        yield "done"
+
+    heard = RecordingListener()
+    agent = durable(Agent(FunctionModel(stream_function=stream), name="thinking"), stream=True)
+    async with App([agent], "memory:", listener=heard) as app:
+        await app.run("thinking", "go")
+    assert [event.text for event in heard.events if isinstance(event, ReasoningDelta)] == ["let me ", "think"]
 
 
 async def test_without_streaming_replies_come_whole() -> None:

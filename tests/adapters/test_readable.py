@@ -4,15 +4,20 @@ import json
 from typing import Any
 
 import pytest
-from agents import Agent, ToolOutputImage, ToolOutputText
+from agents import Agent, Model, ModelProvider, ToolOutputImage, ToolOutputText
 from pydantic import BaseModel
+from pydantic_ai import Agent as PydanticAgent
 from tests.adapters.openai_agents.scripted_model import ScriptedModel
 
 from holdfast import Reply, System, ToolCall, ToolResult, User
 from holdfast.adapters.call_arguments import make_fixed_schema
+from holdfast.adapters.langgraph.saver import values
 from holdfast.adapters.openai_agents import durable
 from holdfast.adapters.openai_agents.message_codec import make_output
+from holdfast.adapters.openai_agents.model import ModelRecorder
+from holdfast.adapters.pydantic_ai import durable as durable_pydantic_ai
 from holdfast.adapters.readable import Resolution, Thinking, read_message
+from holdfast.core.errors import DefinitionError
 from holdfast.core.json_schema import find_mismatch
 
 
@@ -148,6 +153,49 @@ def test_a_result_of_the_agents_sdk_is_stored_as_data_if_the_model_reads_the_sam
         {"type": "image", "image_url": "http://x/y.png"},
     ]
     assert make_output("c", "look", {1, 2}).value == str({1, 2})
+
+
+async def test_a_model_and_a_provider_of_the_agents_sdk_are_closed_through_their_wrappers() -> None:
+    closed: list[str] = []
+
+    class Closable(ScriptedModel):
+        async def close(self) -> None:
+            closed.append("model")
+
+    class Provider(ModelProvider):
+        def get_model(self, model_name: str | None) -> Model:
+            return Closable()
+
+        async def aclose(self) -> None:
+            closed.append("provider")
+
+    replies: Any = None  # no reply is asked for
+    provider = ModelRecorder(replies, None).wrap_provider(Provider())
+    await provider.get_model("m").close()
+    await provider.aclose()
+    assert closed == ["model", "provider"]
+
+
+def test_what_is_no_agent_is_refused() -> None:
+    with pytest.raises(DefinitionError, match="an agent of pydantic-ai"):
+        durable_pydantic_ai(7)  # type: ignore[arg-type]
+    with pytest.raises(DefinitionError, match="the agent has no name"):
+        durable_pydantic_ai(PydanticAgent("test"))
+
+
+def test_a_list_that_is_stored_again_counts_once_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(values, "_MAX_CACHED_ITEMS", 4)
+    cache, index = values.ListCache(), values.ListIndex("1", {b"a": (0, 0), b"b": (0, 1)}, 0, 2)
+    first, second, third = [("thread", "", name) for name in ("first", "second", "third")]
+    cache.put(first, index)
+    for _ in range(3):
+        cache.put(second, index)
+    assert (cache.get(first), cache.get(second)) == (index, index)
+    cache.put(third, index)
+    assert (cache.get(first), cache.get(second), cache.get(third)) == (None, index, index)
+    cache.discard(second)
+    cache.put(first, index)
+    assert cache.get(third) == index
 
 
 def test_agents_may_hand_off_to_each_other() -> None:

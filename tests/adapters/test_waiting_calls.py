@@ -15,7 +15,7 @@ from tests.scripted_model import call as native_call
 from tests.scripted_model import tool_reply
 
 from holdfast import Agent as NativeAgent
-from holdfast import App, ApprovalRequest, Approve, RunWaiting, Value, ask_person, current_call, sleep, tool
+from holdfast import App, ApprovalRequest, Approve, Deferred, RunWaiting, Value, ask_person, current_call, sleep, tool
 from holdfast.adapters.pydantic_ai import ToolPolicy, durable
 from holdfast.checkpoint.record import RunStatus
 from holdfast.checkpoint.store import iter_runs
@@ -64,6 +64,22 @@ async def test_an_approval_that_is_not_given_in_time_is_no_denial() -> None:
         assert (await app.resume(RUN)).output == "done"
     assert paid == []
     assert (returns(script), outcomes(script)) == (["No answer within 2 days."], ["failed"])
+
+
+async def test_the_result_of_a_deferred_call_that_does_not_come_in_time_is_a_failure() -> None:
+    script, clock = ScriptedModel([call("1", "render")], "done"), ManualClock()
+    inner: Agent[None, Any] = Agent(script.model, name="painter")
+
+    @inner.tool_plain
+    async def render() -> Any:
+        return Deferred(expires_in=timedelta(hours=1))
+
+    store, agent = MemoryStore(clock=clock), durable(inner)
+    await waiting(agent, store, clock=clock)
+    await clock.advance(timedelta(hours=1))
+    async with App([agent], ProbeStore(store), worker=False, clock=clock) as app:
+        assert (await app.resume(RUN)).output == "done"
+    assert (returns(script), outcomes(script)) == (["No answer within 1 hour."], ["failed"])
 
 
 async def test_holdfast_tools_wait_in_the_run_of_another_loop() -> None:

@@ -124,7 +124,6 @@ class _AgentsMessage(msgspec.Struct, frozen=True, kw_only=True):
 
     item: Literal["input", "reply", "output", "final"]
     items: list[dict[str, Any]] = []
-    includes_reply: bool = False
     output: list[dict[str, Any]] = []
     call_id: str = ""
     tool: str = ""
