@@ -266,7 +266,7 @@ async def test_a_run_in_a_phase_of_a_workflow_is_reentered_and_no_model_is_calle
 def test_a_phase_with_an_agent_takes_nothing_that_the_agent_has() -> None:
     with pytest.raises(DefinitionError, match="give model, tools to its agent book"):
         Phase(name="p", agent=book, model=ScriptedModel(), tools=[])
-    with pytest.raises(DefinitionError, match="an agent or a workflow"):
+    with pytest.raises(DefinitionError, match="give the agent or the workflow itself; to name one, call run_agent"):
         Phase(name="p", agent="book")  # type: ignore[arg-type]
     phased = Agent(name="phased", phases=[Phase(name="q", agent=book)])
     with pytest.raises(DefinitionError, match="phased has phases too"):

@@ -87,7 +87,8 @@ class Phase:
             self._check_agent(self.agent)
 
     def _check_agent(self, agent: "AgentSource") -> None:
-        check_type(f"the agent of phase {self.name}", agent, AgentSource, "an agent or a workflow")
+        advice = "the agent or the workflow itself; to name one, call run_agent(name, ...) in a workflow"
+        check_type(f"the agent of phase {self.name}", agent, AgentSource, advice)
         given = [name for name in ("model", "instructions", "tools") if getattr(self, name) is not None]
         if given:
             raise DefinitionError(f"phase {self.name}: give {', '.join(given)} to its agent {agent.name}")
