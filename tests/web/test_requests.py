@@ -5,7 +5,8 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from holdfast.batteries.schedule import JobNotFound
 from holdfast.checkpoint import errors as stored
 from holdfast.core import Message, ToolSchema
 from holdfast.core import errors as core
+from holdfast.core.run.run_events import Event
 from holdfast.core.run.waiting import RunWaiting
 from holdfast.root_error import HoldfastError
 from holdfast.runtime.operations.mailing import NotWaiting
@@ -175,8 +177,13 @@ def test_the_numbers_of_the_description() -> None:
     [run_id] = paths["/runs/{run_id}"]["get"]["parameters"]
     assert (run_id["in"], run_id["required"]) == ("path", True)
     assert paths["/runs"]["post"]["requestBody"]["required"]
-    assert list(paths["/runs"]["post"]["responses"]) == ["202", "default"]
-    assert list(paths["/calls/{token}"]["post"]["responses"]) == ["204", "default"]
+    others = {"/calls/{token}": 204, "/runs/{run_id}/pick": 200}
+    for operation in OPERATIONS:
+        usual = {"GET": 200, "POST": 202, "DELETE": 204}[operation.method]
+        expected = others.get(operation.path, usual)
+        assert operation.status == expected
+        described = paths[operation.path][operation.method.lower()]["responses"]
+        assert next(iter(described)) == str(expected)
     assert "x-scope" not in paths["/calls/{token}"]["post"]
 
 
@@ -263,14 +270,48 @@ async def test_a_call_for_an_audience_is_answered_by_those_who_decide_for_it() -
             assert (await app.result("r1")).output == "done"
 
 
-async def test_a_turn_in_progress_has_no_end_yet() -> None:
-    asked, answered = asyncio.Event(), asyncio.Event()
+class HeldModel:
+    """A model that answers when the test says so."""
 
-    async def model(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
-        asked.set()
-        await answered.wait()
+    def __init__(self) -> None:
+        self.asked, self.answered = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+        self.asked.set()
+        await self.answered.wait()
         return Reply(text="hello")
 
+
+async def test_a_stream_of_a_run_begins_at_once_although_nothing_is_new() -> None:
+    model = HeldModel()
+    async with App([Agent(name="talker", model=model)], MemoryStore()) as app:
+        api = make_api(app, authorize=lambda request: LOCAL_PRINCIPAL)
+        await app.submit("talker", "hi", run_id="r1")
+        await model.asked.wait()
+        cursors = [event.cursor async for event in take(app.events("r1")) if event.cursor is not None]
+        async with serve_locally(api, 0) as url, httpx.AsyncClient(base_url=url, timeout=30) as client:
+            headers = {"last-event-id": cursors[-1]}
+            try:
+                async with client.stream("GET", "/runs/r1/events", headers=headers) as response:
+                    assert response.status_code == 200
+                    model.answered.set()
+                    assert "event: end" in (await response.aread()).decode()
+            finally:
+                model.answered.set()
+
+
+async def take(events: AsyncGenerator[Event]) -> AsyncIterator[Event]:
+    """Return the events up to the first durable one."""
+    async with aclosing(events):
+        async for event in events:
+            yield event
+            if event.cursor is not None:
+                return
+
+
+async def test_a_turn_in_progress_has_no_end_yet() -> None:
+    model = HeldModel()
+    asked, answered = model.asked, model.answered
     async with App([Agent(name="talker", model=model)], MemoryStore()) as app:
         api = make_api(app, authorize=lambda request: LOCAL_PRINCIPAL)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://api") as client:
