@@ -4,13 +4,15 @@ import asyncio
 from datetime import timedelta
 
 import pytest
+from tests.scripted_model import ScriptedModel
 
+from holdfast import Agent, App
 from holdfast.checkpoint.claims import Claims, cancel_run, retry_while_unavailable
 from holdfast.checkpoint.codec import RecentConversations, encode, encode_begin
 from holdfast.checkpoint.errors import StoreClosed, StoreError, StoreUnavailable
 from holdfast.checkpoint.journal import Append, Entry, EntryKind
 from holdfast.checkpoint.progress import Progress
-from holdfast.checkpoint.record import NewRun, Release, RunStatus
+from holdfast.checkpoint.record import NewRun, Release, RunStatus, StoredRun
 from holdfast.config import CheckpointSettings
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import NATIVE_CODEC
@@ -157,3 +159,28 @@ async def test_a_run_with_steps_to_undo_is_cancelled_by_a_worker_unless_that_was
     await cancel_run(Claims(store, CheckpointSettings(), ManualClock()), "r")
     record = (await store.load("r")).record
     assert (record.status, record.cancel_requested) == (status, status is RunStatus.INTERRUPTED)
+
+
+class ReadStore(MemoryStore):
+    """A store that remembers after which entry each load began."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads: list[int] = []
+
+    async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
+        self.loads.append(after)
+        return await super().load(run_id, after=after)
+
+
+async def test_a_turn_does_not_read_the_turns_before_it() -> None:
+    store = ReadStore()
+    async with App([Agent(name="talker", model=ScriptedModel("one", "two"))], store) as app:
+        conversation = app.conversation("talker", "key")
+        await conversation.result(await conversation.post("first"))
+        next_seq = (await MemoryStore.load(store, conversation.run_id)).record.next_seq
+        store.loads.clear()
+        turn = await conversation.result(await conversation.post("second"))
+    assert turn.output == "two"
+    assert -1 not in store.loads
+    assert next_seq - 1 in store.loads
