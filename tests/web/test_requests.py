@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette import types as asgi
 from starlette.requests import Request
 from tests.scripted_model import ScriptedModel
 from tests.web.site import make_agents
@@ -368,3 +369,28 @@ async def test_a_socket_is_for_one_user_replaces_that_of_a_killed_process_and_is
 async def _respond(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
     await send({"type": "http.response.body", "body": b"here"})
+
+
+@pytest.mark.parametrize("path", ["/fleet/limits", "/api/runs", "/api/calls/r1~token"])
+async def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_error_of_the_server(app: App, path: str) -> None:
+    sent: list[asgi.Message] = []
+    received: list[asgi.Message] = [
+        {"type": "http.request", "body": b"{", "more_body": True},
+        {"type": "http.disconnect"},
+    ]
+
+    async def receive() -> asgi.Message:
+        return received.pop(0)
+
+    async def send(message: asgi.Message) -> None:
+        sent.append(message)
+
+    scope: asgi.Scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "query_string": b"",
+        "headers": [(b"host", b"here"), (b"content-type", b"application/json")],
+    }
+    await app.web(authorize=lambda request: LOCAL_PRINCIPAL)(scope, receive, send)  # raises nothing
+    assert [message["status"] for message in sent if message["type"] == "http.response.start"] == [400]

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import Message, Receive, Scope, Send
@@ -66,9 +66,8 @@ class WebApplication(Starlette):
             async with app:
                 yield
 
-        super().__init__(
-            routes=routes, middleware=list(middleware), exception_handlers=exception_handlers, lifespan=open_app
-        )
+        handlers = {ClientDisconnect: _end_request, **(exception_handlers or {})}
+        super().__init__(routes=routes, middleware=list(middleware), exception_handlers=handlers, lifespan=open_app)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
@@ -79,6 +78,11 @@ class WebApplication(Starlette):
             await send(message)
 
         await super().__call__(scope, receive, send_with_headers if scope["type"] == "http" else send)
+
+
+async def _end_request(request: Request, exc: Exception) -> Response:
+    """Ends a request whose client has left before the end of its body: that is no error of the server."""
+    return Response(status_code=400)
 
 
 class LocalToken:

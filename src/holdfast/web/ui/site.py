@@ -6,7 +6,7 @@ from importlib import metadata
 from typing import Any
 
 import jinja2
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response
 
 from holdfast.app import App
@@ -156,6 +156,8 @@ def make_endpoint(site: Site, handler: Handler, scope: Scope) -> Callable[[Reque
             if request.method == "GET" and "/live/" not in request.url.path:
                 request.state.live_workers = await count_workers(site, request.state.principal)
             return await handler(site, request)
+        except ClientDisconnect:
+            raise  # no client is left to read a page
         except Exception as exc:  # each error becomes a page
             return site.render_error(request, exc)
 
