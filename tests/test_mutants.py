@@ -66,12 +66,16 @@ def test_a_mutant_is_run_against_the_tests_that_enter_its_function_the_fastest_f
         "a.py::test_other": (0.1, ["point.py::Point.moved"]),
         "b.py::test_fast": (1.0, ["point.py::Point.move"]),
         "c.py::test_process": (0.5, []),
-    })  # fmt: skip
+    }, max_seconds=1.5)  # fmt: skip
     within, *_ = mutants.find_mutants(module, tmp_path)
     assert within.function == "Point.move"
     assert records.find_covering(within) == ["b.py::test_fast", "a.py::test_slow"]
     outside = within._replace(function="")
     assert records.find_covering(outside) == ["a.py::test_other", "b.py::test_fast", "a.py::test_slow"]
+    assert records.take_first(records.find_covering(outside)) == ["a.py::test_other", "b.py::test_fast"]
+    assert records.take_first(["a.py::test_slow"]) == ["a.py::test_slow"], "at least one"
+    imported = within._replace(function="only_when_imported")
+    assert (records.find_entering(imported), len(records.find_covering(imported))) == (set(), 3)
 
 
 def test_a_sample_of_a_part_or_of_one_module_has_the_tests_of_its_package(module: Path, tmp_path: Path) -> None:

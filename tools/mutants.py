@@ -7,10 +7,10 @@
 
 A sample depends only on the code and the seed. The tests run in a copy of the work tree until one fails: first those
 that enter the changed function, the fastest first and for a minute in all, in a fork of one process of pytest; then
-those that start processes, which may enter it. `--quick` leaves the latter out. `build/mutants` remembers which test
-enters which function; `--record` observes all tests again. A mutant that makes the tests hang, or ends their process,
-is caught. A survivor whose change no user could observe is listed in `tools/equivalent_mutants.txt`, as this program
-prints it after its line number.
+the rest of them, and those that start processes, which may enter it. `--quick` leaves both out. `build/mutants`
+remembers which test enters which function; `--record` observes all tests again. A mutant that makes the tests hang, or
+ends their process, is caught. A survivor whose change no user could observe is listed in
+`tools/equivalent_mutants.txt`, as this program prints it after its line number.
 """
 
 import argparse
@@ -189,25 +189,32 @@ class Records:
             (name for name, functions in self._functions.items() if PROCESS in functions), key=self.seconds.__getitem__
         )
 
-    def find_covering(self, mutant: Mutant) -> list[str]:
-        """Return the tests that enter the function of the mutant, or any of its module, for `max_seconds` in all.
-
-        Those of the folder that mirrors the module's come first, then the fastest.
-        """
+    def find_entering(self, mutant: Mutant) -> set[str]:
+        """Return the tests that enter the function of the mutant. None enters one that only an import calls."""
         start = f"{mutant.path.name}::{mutant.function}"
 
         def enters(functions: frozenset[str]) -> bool:
             return any(each == start or each.startswith(f"{start}.") for each in functions)
 
-        found = {name for name, functions in self._functions.items() if mutant.function and enters(functions)}
+        return {name for name, functions in self._functions.items() if mutant.function and enters(functions)}
+
+    def find_covering(self, mutant: Mutant) -> list[str]:
+        """Return the tests that enter the function of the mutant, or any of its module.
+
+        Those of the folder that mirrors the module's come first, then the fastest.
+        """
+        found = self.find_entering(mutant)
         if not found:
-            start = start.partition("::")[0] + "::"
+            start = f"{mutant.path.name}::"
             found = {name for name, all_ in self._functions.items() if any(each.startswith(start) for each in all_)}
         folder = f"tests/{mutant.path.relative_to(PACKAGE).parent.as_posix()}/"
-        ordered = sorted(found, key=lambda name: (not name.startswith(folder), self.seconds[name]))
-        total = itertools.accumulate(self.seconds[name] for name in ordered)
-        within = [name for name, seconds in zip(ordered, total, strict=True) if seconds <= self._max_seconds]
-        return within or ordered[:1]
+        return sorted(found, key=lambda name: (not name.startswith(folder), self.seconds[name]))
+
+    def take_first(self, tests: list[str]) -> list[str]:
+        """Return the first of these tests, for `max_seconds` in all."""
+        total = itertools.accumulate(self.seconds[name] for name in tests)
+        within = [name for name, seconds in zip(tests, total, strict=True) if seconds <= self._max_seconds]
+        return within or tests[:1]
 
     @property
     def describing(self) -> list[str]:
@@ -240,9 +247,10 @@ class Runner:
         self, mutants: Sequence[Mutant], records: Records, tests: Sequence[str], quick: bool
     ) -> Iterator[tuple[Mutant, str | None]]:
         """Return each mutant with a test that notices it, or None."""
-        covering = [records.find_covering(mutant) for mutant in mutants]
-        rest = [index for index, mutant in enumerate(mutants) if not mutant.function]
-        in_functions = [index for index, mutant in enumerate(mutants) if mutant.function]
+        all_covering = [records.find_covering(mutant) for mutant in mutants]
+        covering = [records.take_first(found) for found in all_covering]
+        in_functions = [index for index, mutant in enumerate(mutants) if records.find_entering(mutant)]
+        rest = [index for index in range(len(mutants)) if index not in in_functions]
         survivors = []
         for index, caught_by in self._run_forks(mutants, in_functions, covering, records.seconds, tests):
             if caught_by == "fresh":
@@ -259,7 +267,10 @@ class Runner:
                 survivors.append(index)
             else:
                 yield mutants[index], caught_by
-        others = [[name for name in records.processes if name not in set(each)] for each in covering]
+        others = [
+            [name for name in dict.fromkeys([*found, *records.processes]) if name not in set(first)]
+            for found, first in zip(all_covering, covering, strict=True)
+        ]
         in_forks = [index for index in survivors if index not in rest]
         for index, caught_by in self._run_forks(mutants, in_forks, others, records.seconds, tests):
             yield mutants[index], caught_by

@@ -3,14 +3,15 @@
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
 from tests.cli.modules import approving
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, App, ApprovalRequest, Approve, Deny, RunWaiting, sleep, tool
 from holdfast.adapters.pydantic_ai import durable
-from holdfast.checkpoint.codec import Step, decode
-from holdfast.checkpoint.journal import EntryKind
+from holdfast.checkpoint.codec import RecordedResult, Step, decode, encode
+from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.record import RunStatus
 from holdfast.clock import SYSTEM_CLOCK
 from holdfast.runtime.reading.transcript import CallRecord, Transcript, get_loop_name
@@ -90,3 +91,15 @@ async def test_an_expired_wait_stays_on_record_and_other_waits_leave_none() -> N
         steps = [decode(entry.body, Step) for entry in (await store.load("r1")).entries if entry.kind is EntryKind.STEP]
         first, last = (step.decisions for step in steps)
         assert ([*first], last) == (["1"], {})
+
+
+def test_messages_and_results_of_a_loop_that_is_not_known_are_shown_as_they_are() -> None:
+    transcript = Transcript("of another host")
+    result = RecordedResult(call="c1", steps=0, message=msgspec.Raw(b'{"found": 1}'))
+    bodies = [(EntryKind.MESSAGE, b'{"say": "hi"}'), (EntryKind.MESSAGE, b"\xff"), (EntryKind.RESULT, encode(result))]
+    entries = [Entry(seq=seq, kind=kind, body=body) for seq, (kind, body) in enumerate(bodies)]
+    assert [(item.kind, item.call_id, item.content) for item in transcript.read(entries)] == [
+        ("message", "", {"say": "hi"}),
+        ("message", "", "\ufffd"),
+        ("result", "c1", {"found": 1}),
+    ]
