@@ -76,6 +76,11 @@ def test_the_info_keeps_everything_that_a_run_is() -> None:
     assert decode(encode(info), RunInfo) == info
 
 
+def test_the_journal_begins_with_the_version_of_its_format() -> None:
+    begun = msgspec.json.decode(encode_begin(RunInfo(run_id="r", agent_name="a")))
+    assert begun["version"] == 1, "earlier releases read no other"
+
+
 def test_listings_get_only_the_head_of_a_prompt() -> None:
     info = RunInfo(run_id="r", agent_name="a", prompt="x" * 10_000, inputs={"file": "y" * 10_000})
     assert len(encode(info.summarize())) < 500

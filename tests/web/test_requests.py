@@ -185,6 +185,9 @@ def test_the_numbers_of_the_description() -> None:
         assert operation.status == expected
         described = paths[operation.path][operation.method.lower()]["responses"]
         assert next(iter(described)) == str(expected)
+    assert list(paths["/runs/{run_id}/events"]["get"]["responses"]) == ["200", "204", "default"]
+    for path in ("/runs/{run_id}/result", "/conversations/{agent}/{key}/turns/{turn_id}"):
+        assert list(paths[path]["get"]["responses"]) == ["200", "202", "default"]
     assert "x-scope" not in paths["/calls/{token}"]["post"]
 
 
