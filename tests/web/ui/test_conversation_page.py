@@ -34,6 +34,7 @@ def test_an_approval_is_given_where_it_arose(any_server: UIServer, page: Page) -
     thread = page.get_by_role("region", name="lea")
     expect(thread.locator("#thread-head .status")).to_have_text("approval")
     expect(page.locator(".talk", has_text="lea")).to_contain_text("approval")
+    expect(page.locator(".talk", has_text="lea")).to_contain_text("clerk · first turn")
     thread.get_by_role("button", name="Approve").first.click()
     expect(page.get_by_role("status")).to_contain_text("Approved")
     expect(thread.locator(".from-agent").last).to_contain_text("It is settled.")
