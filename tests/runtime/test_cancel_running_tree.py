@@ -14,7 +14,7 @@ from holdfast.checkpoint.errors import RunNotClaimable, StoreFull
 from holdfast.checkpoint.record import CLAIMABLE_STATUSES, Release, RunStatus
 from holdfast.checkpoint.store import RunStore
 from holdfast.checkpoint.workers import Claim
-from holdfast.core.agents.calls import CallRequest
+from holdfast.core.agents.tool_context import ToolContext
 from holdfast.core.errors import RunCancelled, RunParked
 from holdfast.runtime.operations.run_client import RunClient
 from holdfast.stores.from_url import store_from_url
@@ -175,7 +175,7 @@ async def test_a_cancel_that_meets_the_release_of_a_run_that_waits_is_applied(ha
 async def test_a_cancel_that_meets_the_end_of_a_run_is_applied(fleet_harness: ProcessHarness, by: str) -> None:
     undone: list[str] = []
 
-    async def release_seat(call: CallRequest, ticket: str) -> None:
+    async def release_seat(call: ToolContext, ticket: str) -> None:
         undone.append(ticket)
 
     @tool(undo=release_seat)

@@ -27,6 +27,8 @@ from holdfast.testing.store_processes.store_under_test import (
 
 #: Longer than the second for which a check of the files is valid.
 IDLE_S = 1.2
+#: Longer than the pause after which the files are checked all the same.
+PAUSE_S = 0.1
 
 
 @contextlib.asynccontextmanager
@@ -70,13 +72,13 @@ CHANGES = [delete, delete_all, rename, replace, delete_log, delete_index]
 
 
 @pytest.mark.parametrize("change", CHANGES)
-async def test_the_first_write_after_an_idle_second_is_refused(tmp_path: Path, change: Callable[[Path], None]) -> None:
+async def test_the_first_write_after_a_pause_is_refused(tmp_path: Path, change: Callable[[Path], None]) -> None:
     path = tmp_path / "runs.db"
     async with opened(path) as store:
         claim = await create_claimed(store, await add_worker(store))
         await asyncio.sleep(IDLE_S)
-        await store.append(claim, make_append(1, b"kept"))
-        await asyncio.sleep(IDLE_S)
+        await store.append(claim, make_append(1, b"kept"))  # the files are checked
+        await asyncio.sleep(PAUSE_S)
         change(path)
         left = {file.name for file in tmp_path.iterdir()}
         with pytest.raises(StoreReplaced, match=r"runs\.db.* was deleted or replaced") as refused:

@@ -30,8 +30,8 @@ _AUTO_VACUUM_INCREMENTAL = 2
 #: A lock is usually held for less than a millisecond.
 _MIN_BACKOFF_S, _MAX_BACKOFF_S = 0.0002, 0.002
 
-#: How long a check of the files stays valid for one reader or writer. A check at each commit would cost too much: a
-#: system call may wait 5 ms for the GIL.
+#: How long a check of the files stays valid for a reader, or a writer whose commits follow one another. A check at each
+#: commit would cost too much: a system call may wait 5 ms for the GIL.
 FILE_CHECK_INTERVAL_S = 1.0
 
 #: Kinds of "no room" that SQLite reports as a plain I/O error: a quota, a limit on the size of files.
@@ -77,29 +77,26 @@ class SqliteFile:
         self.path: Path = Path(path).absolute()
         self._timeout_s = timeout.total_seconds()
         self._errors, self._vfs = errors, vfs
-        #: The file, its WAL and the index of its WAL, as `watch_files` found them.
-        self._identities: tuple[_FileIdentity, ...] | None = None
+        #: The file, its WAL and the index of its WAL, as `watch_files` found them: each path with its identity.
+        self._watched: dict[str, _FileIdentity] = {}
 
     def watch_files(self) -> None:
         """Remember which files are at the path, for `check_files`. Call it when a connection has read from them."""
-        self._identities = self._identify_files()
+        # SQLite puts the other files beside the one to which a link leads.
+        real = os.path.realpath(self.path)
+        self._watched = {path: _identify_file(path) for path in (str(self.path), f"{real}-wal", f"{real}-shm")}
 
     def unwatch_files(self) -> None:
         """Accept any file at the path again, before the first connection is opened."""
-        self._identities = None
+        self._watched = {}
 
     def check_files(self) -> None:
         """Refuse if the watched files were deleted or replaced: commits would go to files without a name."""
-        if self._identities is not None and self._identify_files() != self._identities:
+        if any(_identify_file(path) != found for path, found in self._watched.items()):
             raise self._errors.replaced(
                 f"{self.path}, its -wal or its -shm was deleted or replaced while it was open; nothing was written: put"
                 " the old files back, or restart every process that uses the store"
             )
-
-    def _identify_files(self) -> tuple[_FileIdentity, ...]:
-        # SQLite puts the other files beside the one to which a link leads.
-        real = os.path.realpath(self.path)
-        return _identify_file(str(self.path)), _identify_file(f"{real}-wal"), _identify_file(f"{real}-shm")
 
     def connect(self, may_wait: Callable[[], bool] | None = None) -> apsw.Connection:
         """Open a connection. It creates the file if that does not exist.
@@ -107,8 +104,7 @@ class SqliteFile:
         Args:
             may_wait: asked before each wait for a lock; False ends the wait.
         """
-        if self._identities is not None:
-            self.check_files()
+        self.check_files()
         with self.mapped_errors():
             connection = apsw.Connection(str(self.path), vfs=self._vfs)
         # Without it SQLite plans by the bound values and prepares a statement again for each execution.

@@ -37,6 +37,9 @@ _INLINE_MAX_COMMIT_S = 0.001
 #: ... and inline commits took at most this long in this turn of the event loop.
 _INLINE_BUDGET_S = 0.001
 
+#: The first write after such a pause checks the files, however recent the last check is.
+_PAUSE_S = 0.020
+
 #: How often a transaction that waits for the event loop looks whether that has ended.
 _LOOP_CHECK_S = 1.0
 
@@ -338,7 +341,8 @@ class Writer:
             StoreReplaced: the file was deleted or replaced. Nothing was written.
         """
         began = self._threads.monotonic()
-        if began - self._files_checked_at >= FILE_CHECK_INTERVAL_S:
+        is_first = began - self._last_commit_at >= _PAUSE_S
+        if is_first or began - self._files_checked_at >= FILE_CHECK_INTERVAL_S:
             self._database.check_files()
             self._files_checked_at = began
         if not self._commit_appends(requests):
