@@ -51,6 +51,8 @@ FOUND: dict[int, StoreKind] = {
     7003526: "sqlite",
     19002145: "memory",
     31000481: "sqlite",
+    698130990: "memory",
+    708131096: "memory",
 }
 
 

@@ -21,10 +21,13 @@ from holdfast.core.run.turns import TurnInput, TurnRecord
 from holdfast.core.run.waiting import Decision, WaitingCall, WaitKind
 
 #: Without a result: `running` if a live worker executes the run; `needs approval` or `needs result` if the call waits
-#: for an answer; `waiting` if it waits for a signal or a time; `open` if the run is terminal; else `in doubt`.
+#: for an answer; `waiting` if it waits for a signal or a time; `open` if the run is terminal, or if the effect of the
+#: call says that it is repeated; else `in doubt`.
 CallState = Literal[
     "done", "error", "running", "needs approval", "needs result", "waiting", "in doubt", "open", "abandoned"
 ]
+
+_REPEATED_EFFECTS = ("pure", "idempotent")
 
 _WAIT_STATES: dict[WaitKind, CallState] = {
     "approval": "needs approval",
@@ -171,7 +174,8 @@ class Transcript:
         self._close_waits(record)
         for call in self.unanswered:
             if call.state == "open" and not record.is_terminal:
-                call.state = "running" if record.owner_alive else "in doubt"
+                is_repeated = call.effect in _REPEATED_EFFECTS
+                call.state = "running" if record.owner_alive else "open" if is_repeated else "in doubt"
 
     def _close_waits(self, record: RunRecord) -> None:
         """Set the state and the decisions of the calls that wait, or waited, in the current step."""
