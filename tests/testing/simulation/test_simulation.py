@@ -53,6 +53,7 @@ FOUND: dict[int, StoreKind] = {
     31000481: "sqlite",
     698130990: "memory",
     708131096: "memory",
+    698133908: "memory",
 }
 
 

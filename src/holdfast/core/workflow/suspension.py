@@ -9,6 +9,7 @@ from holdfast.clock import Timer
 from holdfast.core.errors import DefinitionError, RunError
 from holdfast.core.execution.attempt import Attempt
 from holdfast.core.execution.calling.waits import Waits
+from holdfast.core.run.mail import CHILD_TOPIC
 
 #: Tasks of a workflow may run code of their own while all its steps wait. They are unwound when they have made no new
 #: step for this time.
@@ -190,6 +191,8 @@ class Suspension:
             ready = [rest for rest in rests if rest.call_id and not self._waits.is_open(rest.call_id)]
             undecided = [rest for rest in rests if rest.for_next_step or rest.for_cancel]
             if ready or undecided:
+                if ready:  # such a notice wakes all that wait for a child: the others would be woken by it without end
+                    self._attempt.mailbox.take_all(CHILD_TOPIC)
                 for rest in ready or undecided:
                     rest.wake(bool(ready))
                 return
