@@ -120,6 +120,8 @@ class _StartStep(StepCall):
 
     __slots__ = ()
 
+    starts_run = True
+
     def __init__(
         self,
         attempt: Attempt,

@@ -269,12 +269,15 @@ class WorkflowRun:
     # -- changed arguments --------------------------------------------------------------------------------------------
 
     async def _refuse_changed_arguments(self, call: StepCall) -> None:
-        """Return once the code has met every recorded `once` or `transaction` call of this tool.
+        """Return once the code has met every recorded call of this tool, if it is not to happen twice.
+
+        These are `once` and `transaction` calls, and those that start runs.
 
         Raises:
             RunParked: it meets no more of them. This call may be one of them with other arguments.
         """
-        while call.effect in _GUARDED and (unmet := self._list_unmet(call.tool)):
+        is_guarded = call.effect in _GUARDED or call.starts_run
+        while is_guarded and (unmet := self._list_unmet(call.tool)):
             if await self.suspension.rest_until_next_step():
                 continue
             self._add_call(call)

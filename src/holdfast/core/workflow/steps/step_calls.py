@@ -30,6 +30,8 @@ class StepCall(CallRequest):
 
     #: It belongs to an undo: neither bounds nor the budget of the run keep it from being made.
     is_cleanup = False
+    #: It starts a run. With changed arguments it would start another.
+    starts_run = False
 
     def __init__(
         self,
@@ -240,6 +242,8 @@ class AgentStep(StepCall):
     """A child run of another agent or workflow. A repeated call attaches to it."""
 
     __slots__ = ("_agent", "_loop")
+
+    starts_run = True
 
     def __init__(
         self, attempt: Attempt, agent: AgentSource, prompt: str, inputs: Mapping[str, Any] | None, key: str | None
