@@ -81,6 +81,8 @@ async def test_a_run_is_not_started_again_with_changed_arguments(make: Make) -> 
         reason = await park(app, texts)
         assert '"prompt":"a"' in reason
         assert '"prompt":"b"' in reason
+        [asked] = [each for each in (await app.get("r")).pending_calls if each.state == "in doubt"]
+        assert asked.arguments["prompt"] == "b"  # a person is asked about this call alone
         texts[:] = ["a"]  # the code is corrected
         await app.unpark("r")
         assert (await app.result("r")).output == "a went"

@@ -22,7 +22,7 @@ from holdfast.core.run.waiting import Decision, WaitingCall, WaitKind
 
 #: Without a result: `running` if a live worker executes the run; `needs approval` or `needs result` if the call waits
 #: for an answer; `waiting` if it waits for a signal or a time; `open` if the run is terminal, or if the effect of the
-#: call says that it is repeated; else `in doubt`.
+#: call says that it is repeated and the run is not parked because of it; else `in doubt`.
 CallState = Literal[
     "done", "error", "running", "needs approval", "needs result", "waiting", "in doubt", "open", "abandoned"
 ]
@@ -172,9 +172,10 @@ class Transcript:
     def close(self, record: RunRecord) -> None:
         """Set the state of the calls without a result, after the last entry."""
         self._close_waits(record)
+        reported = _read_calls(record).in_doubt
         for call in self.unanswered:
             if call.state == "open" and not record.is_terminal:
-                is_repeated = call.effect in _REPEATED_EFFECTS
+                is_repeated = call.effect in _REPEATED_EFFECTS and call.call_id not in reported
                 call.state = "running" if record.owner_alive else "open" if is_repeated else "in doubt"
 
     def _close_waits(self, record: RunRecord) -> None:
