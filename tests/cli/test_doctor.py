@@ -27,7 +27,7 @@ def test_a_store_that_is_fine(shell: Shell) -> None:
         "store", "schema", "size", "integrity", "runs", "workers", "damage", "in doubt", "agents", "preflight",
     ]  # fmt: skip
     assert {finding["level"] for finding in found.values()} == {"ok"}
-    assert found["schema"]["detail"] == "version 1, the newest"
+    assert found["schema"]["detail"] == "version 2, the newest"
     assert found["runs"]["detail"].startswith("1 queued; ")
     assert "ok       agents: every run has an agent" in shell.ok("doctor", "sample:app").splitlines()
 

@@ -236,9 +236,9 @@ async def test_bounds_and_phases_hold_for_another_loop() -> None:
         await SimulatedHost().executor.run(agent, "say a; say b; say c")
     agent = Agent(name="a", loop=loop, phases=[Phase(name="p"), Phase(name="q", prompt="say $p")])
     result = await SimulatedHost().executor.run(agent, "say a")
-    first = {"text": "program say a | asked say a"}
+    first = '{"text":"program say a | asked say a"}'
     assert result.output == Answer(f"program say {first} | asked say {first}")
-    assert result.phases[0].output == first
+    assert result.phases[0].output == json.loads(first)
 
 
 async def test_a_message_that_another_loops_codec_cannot_store_fails_the_run_and_settles_it() -> None:

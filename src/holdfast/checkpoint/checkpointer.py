@@ -389,6 +389,8 @@ class StoreCheckpointer:
             ending = self._ending = end_left(Leave(), claim, self._clock.now(), progressed=self._progressed)
             await self._release(claim, ending)
         self._is_released = True
+        if self._info.starter is not None and ending.outcome is not None:
+            await self._claims.wake_parents(self._info.starter)
         if ending.is_removed:
             await self._remove()
 

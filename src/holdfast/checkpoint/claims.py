@@ -23,7 +23,7 @@ from holdfast.checkpoint.errors import (
     UnknownVersion,
     UnreadMail,
 )
-from holdfast.checkpoint.finishing import make_notice
+from holdfast.checkpoint.finishing import make_notice, wake_parents
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import Release, RunFilter, RunStatus, StoredRun, restore_previous
@@ -199,6 +199,13 @@ class Claims:
         except Exception as exc:  # a host's own store may raise anything
             log.warning("run %s: could not release its claim, will retry: %s", claim.run_id, exc)
 
+    async def wake_parents(self, run_id: str) -> None:
+        """Notify the runs above one that the end of a run has woken. After an error the janitor of any App does it."""
+        try:
+            await wake_parents(self.store, run_id)
+        except Exception as exc:  # a host's own store may raise anything
+            log.warning("run %s: the runs above it could not be notified, will retry: %s", run_id, exc)
+
     async def retry_pending_releases(self) -> None:
         """Repeat the releases that failed. Until they succeed, this live worker owns runs that it does not execute.
 
@@ -304,6 +311,8 @@ async def cancel_run(claims: Claims, run_id: str) -> None:
             raise
         else:
             await claims.release_durably(claim, release)
+            if release.notify is not None:
+                await claims.wake_parents(release.notify.run_id)
             is_removed = release.status is RunStatus.CANCELLED and not retention.cancelled
             if is_removed and stored.record.parent_run_id is None:
                 await claims.store.remove(run_id)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -9,17 +10,20 @@ import msgspec
 
 from holdfast.checkpoint.codec import Outcome, encode
 from holdfast.checkpoint.delta import Delta
+from holdfast.checkpoint.errors import RunEnded, RunNotFound
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.record import TERMINAL_STATUSES, Notice, Release, RunStatus
+from holdfast.checkpoint.store import RunStore, get_record
 from holdfast.checkpoint.workers import Claim, backoff
 from holdfast.config import Retention
 from holdfast.core.errors import RunCancelled, format_error
 from holdfast.core.ports import Leave
 from holdfast.core.run.info import RunInfo
-from holdfast.core.run.mail import MESSAGE_TOPIC, EndNotice, Mail, make_ended_topic
+from holdfast.core.run.mail import CHILD_TOPIC, MESSAGE_TOPIC, EndNotice, Mail, make_ended_topic
 from holdfast.core.run.messages import NO_USAGE, Usage
 from holdfast.core.run.status import AttemptEnd
 from holdfast.core.run.turns import INPUT_TOPICS
+from holdfast.ids import make_id
 
 _STATUSES = {
     AttemptEnd.INTERRUPTED: RunStatus.INTERRUPTED,
@@ -116,6 +120,17 @@ def make_notice(info: RunInfo, status: RunStatus, usage: Usage, token: int) -> N
     topic = make_ended_topic(info.run_id)
     mail = Mail(mail_id=f"{topic}:{token}", topic=topic, body=encode(msgspec.convert(notice, EndNotice)))
     return Notice(run_id=info.starter, mail=mail)
+
+
+async def wake_parents(store: RunStore, run_id: str) -> None:
+    """Notify the runs above a child that has mail: only its parent resumes it. Does nothing for other runs."""
+    with suppress(RunNotFound, RunEnded):
+        record = await get_record(store, run_id)
+        while record.parent_run_id is not None and not record.background:
+            record = await get_record(store, record.parent_run_id)
+            # Also to one that does not wait: it may be about to.
+            with suppress(RunEnded):
+                await store.post(record.run_id, Mail(mail_id=make_id(), topic=CHILD_TOPIC, body=b"{}"))
 
 
 def make_release(

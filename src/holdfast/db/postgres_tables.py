@@ -300,9 +300,7 @@ class PostgresTables:
         async def ask() -> bool:
             cursor = _PgCursor(await self._connect(deadline), deadline)
             if await cursor.execute("SELECT pg_postmaster_start_time()::text") != [(started,)]:
-                raise TablesUnavailable(
-                    "it is not known whether this was written: the server was restarted or replaced"
-                )
+                raise TablesUnavailable("the outcome of this write is unknown: the server was restarted or replaced")
             [(status,)] = await cursor.execute("SELECT txid_status(?::bigint)", (transaction_id,))
             if status == "in progress":
                 raise psycopg.OperationalError("the transaction is still in progress")

@@ -19,7 +19,17 @@ from holdfast.core.run.mail import ENDED_TOPIC
 from holdfast.errors import RunCancelled, RunNotFound
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing import ManualClock
-from holdfast.workflows import StartedRun, StepFailed, StepTimeout, background_tools, first, start, wait_for, workflow
+from holdfast.workflows import (
+    StartedRun,
+    StepFailed,
+    StepTimeout,
+    background_tools,
+    first,
+    run_agent,
+    start,
+    wait_for,
+    workflow,
+)
 
 TIMEOUT = 60
 
@@ -48,6 +58,17 @@ async def fail(text: str) -> str:
 async def gather_doubles(count: int) -> list[int]:
     started = [await start(double, inputs={"number": number}) for number in range(count)]
     return list(await asyncio.gather(*(each.result() for each in started)))
+
+
+@workflow
+async def relay(text: str) -> str:
+    gate = await start(wait_long, inputs={"name": text})
+    return str(await gate.result())
+
+
+@workflow
+async def relay_all(count: int) -> list[str]:
+    return list(await asyncio.gather(*(run_agent(relay, inputs={"text": f"go{number}"}) for number in range(count))))
 
 
 @pytest.fixture(params=["memory:", "sqlite:runs.db"])
@@ -428,3 +449,15 @@ async def test_a_run_that_ends_while_its_parent_asks_for_it_gives_its_result(kin
             [result] = [message for message in model.requests[-1] if isinstance(message, ToolResult)]
             assert result.content == 8
     assert store.was_late
+
+
+async def test_the_end_of_a_started_run_wakes_the_parents_of_the_child_that_has_started_it(url: str) -> None:
+    async with asyncio.timeout(TIMEOUT), App([relay_all, relay, wait_long], url) as app:
+        await app.submit(relay_all, inputs={"count": 3}, run_id="r")
+        await wait_for_status(app, "r", "waiting")
+        gates = [run.run_id for run in (await app.list(agent="wait_long")).runs]
+        assert len(gates) == 3
+        for gate in gates:
+            for number in range(3):
+                await app.signal(gate, f"go{number}", "opened")
+        assert (await app.result("r", through_waits=True)).output == ["opened"] * 3

@@ -207,6 +207,15 @@ class LetsRunsToBeCancelledWait(BrokenStore):
             run.status, run.wake_at, run.wake_on = release.status, release.wake_at, tuple(release.wake_on)
 
 
+class EndsRunsToBeCancelled(BrokenStore):
+    red = ("test_a_run_whose_cancel_was_requested_is_not_done",)
+
+    async def release(self, claim: Claim, release: Release) -> None:
+        if release.status is RunStatus.DONE:
+            self._runs[claim.run_id].cancel_requested = False
+        await super().release(claim, release)
+
+
 class StartsEveryRunAtOnce(BrokenStore):
     red = (
         "test_a_run_with_a_later_start_is_left_alone_until_then",

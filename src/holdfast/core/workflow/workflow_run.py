@@ -84,15 +84,16 @@ class WorkflowRun:
             result = await self.make(call)
         elif result.error and self.steps.is_cancelled(result):
             await self.suspension.rest_until_cancelled()
-        return self._load_value(call, result)
-
-    def _load_value(self, call: StepCall, result: ToolResult) -> Any:
-        """Return the value of a recorded step, or raise its error. The step can be undone from now on."""
         value = call.load(result)
+        if isinstance(call, ToolStep) and call.undo is not None:
+            self._add_undoable(call, value)
+        return value
+
+    def _add_undoable(self, call: StepCall, value: Any) -> None:
+        """Undo the step from now on if the workflow fails, and if it has an `undo`."""
         if isinstance(call, ToolStep) and call.undo is not None:
             call.number = self.steps.numbers[call.call_id]
             self._undoable[call.call_id] = call, value
-        return value
 
     def list_undoable(self, call_ids: set[str]) -> list[tuple[ToolStep, Any]]:
         """Return the steps among these that can be undone and were not yet, the last recorded one first."""
@@ -219,7 +220,7 @@ class WorkflowRun:
         if (recorded := self._find_recorded(call.call_id)) is not None:  # cancelled while it was saved
             self.steps.add_result(recorded)
             if not recorded.error:
-                self._load_value(call, recorded)
+                self._add_undoable(call, call.load(recorded))
             return
         result = call.cancelled_result()
         self.steps.add_result(result)
@@ -241,7 +242,7 @@ class WorkflowRun:
         if result is not None and call.call_id not in self.steps.results:
             self.steps.add_result(result)
             with suppress(Exception):  # the error of the step: there is nothing to undo
-                self._load_value(call, result)
+                self._add_undoable(call, call.load(result))
 
     async def show_progress(self, progress: ItemProgress) -> None:
         """Show watchers how far a part of the workflow is, and record it with the next save."""

@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.checkpoint.codec import decode
 from holdfast.checkpoint.errors import CheckpointError, RunEnded, RunNotFound, StoreUnavailable
+from holdfast.checkpoint.finishing import wake_parents
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import Mail, Receipt, RunFilter, RunRecord, RunStatus
 from holdfast.checkpoint.store import END, RunStore, get_record, iter_runs
@@ -198,7 +199,7 @@ class Mailer:
         body = check_size(msgspec.json.encode(decision))
         receipt = await self._store.post(run_id, Mail(mail_id=topic, topic=topic, body=body))
         # Also for a second answer: the process that gave the first may have died before this.
-        await self._wake_parents(run_id)
+        await wake_parents(self._store, run_id)
         if not receipt.is_new:
             raise AlreadyAnswered(run_id, call_id, _read_first(receipt))
         if await self._has_expired(run_id, topic):
@@ -223,7 +224,7 @@ class Mailer:
             check_mail_id(mail_id)
         mail = Mail(mail_id=mail_id or make_id(), topic=topic, body=check_size(body))
         await self._store.post(run_id, mail)
-        await self._wake_parents(run_id)
+        await wake_parents(self._store, run_id)
         return mail.mail_id
 
     async def wake_missed_parents(self) -> None:
@@ -232,7 +233,7 @@ class Mailer:
             above = child.parent_run_id if child.shares_parent_slot else None
             parent = await self._get_record(above) if above is not None else None
             if parent is not None and parent.status is RunStatus.WAITING and CHILD_TOPIC in parent.wake_on:
-                await self._wake_parents(child.run_id)
+                await wake_parents(self._store, child.run_id)
 
     async def wake_over_budget(self) -> None:
         """Resume the runs that wait for their budget: a limit was raised."""
@@ -240,17 +241,6 @@ class Mailer:
             if BUDGET_TOPIC in record.wake_on:
                 with suppress(RunEnded, RunNotFound):  # meanwhile
                     await self._post(record.run_id, BUDGET_TOPIC, b"{}", None)
-
-    async def _wake_parents(self, run_id: str) -> None:
-        """Notify the runs above a child: only its parent resumes it."""
-        record = await self._get_record(run_id)
-        while record is not None and record.parent_run_id is not None and not record.background:
-            notice = Mail(mail_id=make_id(), topic=CHILD_TOPIC, body=b"{}")
-            record = await self._get_record(record.parent_run_id)
-            if record is not None:
-                # Also to one that does not wait: it may be about to.
-                with suppress(RunEnded, RunNotFound):
-                    await self._store.post(record.run_id, notice)
 
 
 def _read_record_waits(record: RunRecord) -> Collection[WaitingCall]:

@@ -158,7 +158,7 @@ FEATURES = {
     "deploys": "a removed tool defers the run, parks it, or is reported to the model",
     "approvals": "a call waits for a person; the other calls of its batch do not",
     "streams": "the text of a reply is shown as it arrives",
-    "forks": "a fork continues after an edited result or message, and makes no recorded call again",
+    "forks": "a fork continues after an edited result or message, and repeats no recorded call",
     "conversations": "each message is answered with the history before it",
 }
 

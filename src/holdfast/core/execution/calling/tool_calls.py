@@ -78,8 +78,8 @@ class ToolCalls:
         """
         is_costly = self._times.reply()
         attempt, known = self._attempt, self._state.calls
-        if attempt.mailbox.unread:
-            # What these notices are about is found by the calls that start the children again.
+        if attempt.mailbox.unread and not self._open:
+            # The calls that start the children again find what the notices are about. Open calls are woken by them.
             attempt.mailbox.take_all(CHILD_TOPIC)
         new = calls
         if self._open or self._state.results:

@@ -45,7 +45,8 @@ class StepLog:
 
     def add_result(self, result: ToolResult) -> None:
         self.results[result.call_id] = result
-        self.abandoned.update(list_abandoned(result))
+        if result.tool == FIRST:
+            self.abandoned.update(list_abandoned(result))
 
     @property
     def has_failed(self) -> bool:
