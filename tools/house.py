@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 #: Each figure may fall, not grow. One line per figure: a merge takes the lower one.
 CAPS = {
     "modules": 440,
-    "lines": 75_500,
+    "lines": 74_900,
     "modules that share a name": 0,
     "modules in one folder": 14,
     "class names used twice": 8,
@@ -27,7 +27,7 @@ CAPS = {
     "names in holdfast": 32,
     "entries in docs/reference/api": 211,
     "functions over 60 lines": 6,
-    "lambdas": 56,
+    "lambdas": 54,
     "parameters of App": 13,
     "parameters of the longest durable()": 8,
     "modules that import time": 5,
