@@ -54,6 +54,7 @@ FOUND: dict[int, StoreKind] = {
     698130990: "memory",
     708131096: "memory",
     698133908: "memory",
+    285101131: "memory",
 }
 
 

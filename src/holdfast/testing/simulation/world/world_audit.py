@@ -51,7 +51,7 @@ class WorldAudit:
         self._check_budget()
         for run in self._world.plan.runs:
             if run.agent == "flow":
-                check_undo(self._ledger, run.run_id, self.statuses.get(run.run_id, ""), self._world.kills)
+                check_undo(self._ledger, run, self.statuses.get(run.run_id, ""), self._world.kills)
 
     def check_purge(self, deadline: float) -> None:
         """Wait until the retention of all runs has ended, and see that they are removed."""
