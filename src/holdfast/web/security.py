@@ -81,7 +81,7 @@ class WebApplication(Starlette):
 
 
 async def _end_request(request: Request, exc: Exception) -> Response:
-    """Ends a request whose client has left before the end of its body: that is no error of the server."""
+    """Ends a request whose client has left before the end of its body. The server has not failed."""
     return Response(status_code=400)
 
 
