@@ -87,6 +87,19 @@ def test_every_path_of_tests_exists() -> None:
     assert [path for paths in mutants.TESTS.values() for path in paths if not (mutants.ROOT / path).exists()] == []
 
 
+def test_mypy_refuses_a_mutant_and_the_file_is_restored(tmp_path: Path) -> None:
+    path = mutants.PACKAGE / "sums.py"
+    (tmp_path / path).parent.mkdir(parents=True)
+    (tmp_path / path).write_text("def add(a: int) -> int:\n    return a + 1\n")
+    checker = mutants.TypeChecker(tmp_path)
+    try:
+        refused = {mutant.new: checker.refuses(mutant) for mutant in mutants.find_mutants(path, tmp_path)}
+    finally:
+        checker.stop()
+    assert refused == {"return None": True, "2": False}
+    assert (tmp_path / path).read_text() == "def add(a: int) -> int:\n    return a + 1\n"
+
+
 def _index(offset: int) -> int:
     return len(SOURCE.encode()[:offset].decode())
 
