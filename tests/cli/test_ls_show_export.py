@@ -169,7 +169,7 @@ def test_show_reads_runs_of_pydantic_ai_without_their_code(shell: Shell) -> None
     asyncio.run(run_until_approval(shell.folder / "runs.db"))
     shown = shell.run("show", "r1", PYTHONPATH=str(SOURCE))
     lines = shown.stdout.splitlines()
-    assert re.fullmatch(r"status   waiting: waits for approval of pay\(amount=40\) since .*, and 1 more call", lines[1])
+    assert re.fullmatch(r"status   waiting: waits for approval of pay\(amount=40\), .* so far, and 1 more.*", lines[1])
     start = lines.index("system: You book.")
     assert [line for line in lines[start:] if not line.startswith("---")] == [
         "system: You book.",

@@ -135,7 +135,7 @@ def test_a_signal_is_not_an_answer(host: Host) -> None:
 def test_show_and_ls_show_what_a_run_waits_for(host: Host) -> None:
     host.run_until_waiting("pay wait_for")
     listed = host.ok("ls").splitlines()[1]
-    assert 'waits for approval of pay(amount=200, to="ann") since ' in listed
+    assert 'waits for approval of pay(amount=200, to="ann"), ' in listed
     assert listed.endswith(", expires in 2 d, and 1 more call")
     shown = host.ok("show", "r1")
     assert "needs approval: pay(amount=200, to=ann) c1 much money" in shown

@@ -22,7 +22,7 @@ from holdfast.web.auth import LOCAL_PRINCIPAL
 
 #: What each run of the fixture does, waits for or needs.
 DESCRIPTIONS = {
-    "waits": "waits for approval of pay(euros=7) since ",
+    "waits": "waits for approval of pay(euros=7), ",
     "approved": "ready for a worker",
     "parked": "poison: 4 owners in a row died",
     "failed": "RuntimeError: the model is down",

@@ -60,15 +60,15 @@ def wait(kind: Any, **fields: Any) -> WaitingCall:
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (wait("approval"), "waits for approval of book(room=7) since 2 min"),
+        (wait("approval"), "waits for approval of book(room=7), 2 min so far"),
         (wait("approval", expires_at=NOW + 5 * MINUTE),
-         "waits for approval of book(room=7) since 2 min, expires in 5 min"),
-        (wait("question"), "waits for an answer to “Which room?” since 2 min"),
-        (wait("result"), "waits for the result of book(room=7) since 2 min"),
-        (wait("signal"), "waits for the signal paid since 2 min"),
-        (wait("child"), "waits for a child run of book since 2 min"),
-        (wait("run", reason="other"), "waits for the end of other since 2 min"),
-        (wait("timer"), "waits for a time since 2 min"),
+         "waits for approval of book(room=7), 2 min so far, expires in 5 min"),
+        (wait("question"), "waits for an answer to “Which room?”, 2 min so far"),
+        (wait("result"), "waits for the result of book(room=7), 2 min so far"),
+        (wait("signal"), "waits for the signal paid, 2 min so far"),
+        (wait("child"), "waits for a child run of book, 2 min so far"),
+        (wait("run", reason="other"), "waits for the end of other, 2 min so far"),
+        (wait("timer"), "waits for a time, 2 min so far"),
         (wait("timer", expires_at=NOW + 3 * MINUTE), "sleeps for 3 min more"),
     ],
 )  # fmt: skip

@@ -253,7 +253,7 @@ def _describe_wait(call: WaitingCall, now: datetime) -> Iterator[Piece]:
         return
     yield Piece("waits for ")
     yield from _describe_call(call)
-    yield Piece(f" since {format_duration(now - call.asked_at)}")
+    yield Piece(f", {format_duration(now - call.asked_at)} so far")
     if call.expires_at is not None:
         yield Piece(f", expires in {format_duration(call.expires_at - now)}")
 
