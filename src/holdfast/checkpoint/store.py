@@ -35,8 +35,8 @@ NO_SUBMIT_CONNECTION = "submit(connection=...) needs a store on PostgreSQL: leav
 #: For `transact` of a store without transactions.
 NO_TRANSACTIONS = "this store has no transactions: use a store in a SQLite file or on PostgreSQL"
 
-#: Larger than any `seq`: a load after it reads no entry.
-END = 2**62
+#: Before and after every `seq`: a load after them reads all entries, or none.
+START, END = -1, 2**62
 
 
 class StoreHealth(msgspec.Struct, frozen=True, kw_only=True):

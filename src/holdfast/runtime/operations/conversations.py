@@ -25,7 +25,7 @@ from holdfast.checkpoint.errors import (
 )
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import Mail, Receipt, RunRecord, RunStatus
-from holdfast.checkpoint.store import END, RunStore, get_record
+from holdfast.checkpoint.store import END, START, RunStore, get_record
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.errors import ConversationBusy, DefinitionError, RunCancelled, RunFailed, TurnFailed
 from holdfast.core.execution.native_loop import get_loop
@@ -99,7 +99,7 @@ class TurnReader(Generic[OutputT]):
         seq = progress.recent_turns.get(turn_id)
         if is_present(progress, turn_id) or (seq is None and not scan):
             return None
-        stored = await self._store.load(self._run_id, after=-1 if seq is None else seq - 1)
+        stored = await self._store.load(self._run_id, after=START if seq is None else seq - 1)
         turns = read_turns(self._run_id, stored.entries, self._loop.codec)
         ended = (turn for turn in turns if turn.record is not None and turn.record.input.includes(turn_id))
         return next(ended, None)

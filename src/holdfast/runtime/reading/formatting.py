@@ -23,7 +23,7 @@ def format_duration(length: timedelta) -> str:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 10:
         return f"{seconds:.1f} s"
-    if 3600 <= seconds < 6 * 3600:
+    if timedelta(hours=1) <= length < timedelta(hours=6):
         hours, minutes = divmod(round(seconds / 60), 60)
         return f"{hours} h {minutes} min" if minutes else f"{hours} h"
     for unit, name in _UNITS:
@@ -48,10 +48,10 @@ def format_span(length: timedelta) -> str:
 def format_age(since: timedelta) -> str:
     """`now`, `12 s ago`, `3 h ago`, `in 5 min`."""
     seconds = since.total_seconds()
-    if -1 < seconds < 5:
-        return "now"
-    length = f"{abs(seconds):.0f} s" if abs(seconds) < 10 else format_duration(timedelta(seconds=abs(seconds)))
-    return f"{length} ago" if seconds > 0 else f"in {length}"
+    length = f"{abs(seconds):.0f} s" if abs(seconds) < 90 else format_duration(abs(since))
+    if seconds >= 5:
+        return f"{length} ago"
+    return "now" if seconds > -1 else f"in {length}"
 
 
 def format_number(count: int) -> str:

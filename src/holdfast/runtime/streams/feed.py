@@ -9,7 +9,7 @@ from holdfast.checkpoint.codec import Draft
 from holdfast.checkpoint.errors import RunNotFound, StoreClosed, StoreError
 from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.record import RunRecord, RunStatus, StoredRun
-from holdfast.checkpoint.store import RunStore, get_record
+from holdfast.checkpoint.store import START, RunStore, get_record
 from holdfast.clock import Clock
 from holdfast.core.run.run_events import Event, ReplyAdded, StatusChanged
 from holdfast.runtime.changes import POLL_INTERVAL
@@ -49,7 +49,7 @@ class RunFeed:
         self._is_ready = asyncio.Event()
         self._record: RunRecord | None = None
         #: The last journal entry that was read, and the last one that ends a draft: a reply, or what was rewritten.
-        self.position = self._replied = -1
+        self.position = self._replied = START
         self._present: tuple[Event, ...] = ()
         self._draft = DraftView(run_id)
         self._reads: dict[EventCursor | None, asyncio.Task[Batch]] = {}
@@ -103,7 +103,7 @@ class RunFeed:
 
     async def _read_after(self, after: EventCursor | None) -> Batch:
         # From the entry of the cursor on: it may hold further events.
-        stored = await self._store.load(self.run_id, after=-1 if after is None else after.seq - 1)
+        stored = await self._store.load(self.run_id, after=START if after is None else after.seq - 1)
         if after is not None:
             check_cursor(after, stored.record)
         return Batch(
@@ -202,7 +202,7 @@ class RunFeed:
         self.position = record.next_seq - 1
         replies = [seq for seq, event in durable if isinstance(event, ReplyAdded)]
         # A draft with the number of this entry is of the reply that was recorded with it.
-        rewritten = max((entry.seq for entry in stored.entries if entry.kind is EntryKind.BEGIN), default=-1)
+        rewritten = max((entry.seq for entry in stored.entries if entry.kind is EntryKind.BEGIN), default=START)
         self._replied = max([self._replied, rewritten - 1, *replies])
         present = describe_present(record)
         present, self._present = (() if present == self._present else present), present

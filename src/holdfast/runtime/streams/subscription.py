@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from holdfast.checkpoint.store import START
 from holdfast.core.run.run_events import DraftRetracted, Event, ReaderTooSlow, ReasoningDelta, ReplyAdded, TextDelta
 from holdfast.runtime.streams.entry_events import NumberedEvent
 
@@ -20,14 +21,14 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     durable: Sequence[NumberedEvent] = ()
     #: The last journal entry that was read.
-    position: int = -1
+    position: int = START
     #: The first entry of a history that was rewritten. The replies of older drafts may be gone.
-    rewritten: int = -1
+    rewritten: int = START
     #: Events that describe the current state.
     present: Sequence[Event] = ()
     #: Deltas and retractions, and the journal entry that was next when the model was asked.
     draft: Sequence[Event] = ()
-    draft_seq: int = -1
+    draft_seq: int = START
     #: Roughly how many bytes the events hold.
     size: int = 0
 
@@ -46,7 +47,7 @@ class Subscription:
         #: The cursor of the last durable event that the watcher has.
         self.cursor = cursor
         #: The last journal entry, and the last reply, that the watcher has.
-        self.position = self._replied = -1
+        self.position = self._replied = START
         self._batches: deque[Batch] = deque()
         self._waiting_bytes = 0
         self._wakeup = asyncio.Event()
@@ -55,7 +56,7 @@ class Subscription:
         #: The events that describe the current state, by type, as the watcher has them.
         self._present: dict[type[Event], Event] = {}
         #: Whether the watcher has text of a reply that it does not have, and the `draft_seq` of the last such text.
-        self._has_draft, self._draft_seq = False, -1
+        self._has_draft, self._draft_seq = False, START
 
     # -- for the feed -------------------------------------------------------------------------------------------------
 
@@ -63,11 +64,10 @@ class Subscription:
         """Add a batch. If too much waits, disconnect the watcher."""
         if self._is_ended or self._error is not None:
             return
-        merged = _merge_deltas(self._batches[-1], batch) if self._batches else None
-        if merged is None:
-            self._batches.append(batch)
-        else:
+        if self._batches and (merged := _merge_deltas(self._batches[-1], batch)) is not None:
             self._batches[-1] = merged
+        else:
+            self._batches.append(batch)
         self._waiting_bytes += batch.size
         is_large = self._waiting_bytes - self._batches[0].size > MAX_WAITING_BYTES
         if is_large or len(self._batches) > MAX_WAITING_BATCHES:
