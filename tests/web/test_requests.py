@@ -42,6 +42,17 @@ USERS = {
     "ann": Principal(caller_id="ann"),
     "bob": Principal(caller_id="bob"),
     "of r1": Principal(caller_id="", run_id="r1"),
+    "starter": Principal(caller_id="starter", sees_all=True, scopes={"start"}),
+}
+
+
+#: Errors that the authorize function of a host raises.
+ERRORS: dict[str, Exception] = {
+    "500": AddressInUse("a host and a port"),
+    "503": stored.StoreUnavailable("a host and a port"),
+    "409": stored.RunDamaged("r1", "a name of a file"),
+    "422": core.DefinitionError("a setting"),
+    "unexpected": ValueError("a host and a port"),
 }
 
 
@@ -56,6 +67,9 @@ async def client(app: App) -> AsyncIterator[httpx.AsyncClient]:
     """A client that is an operator, or the user of the header `x-user`."""
 
     def authorize(request: Request) -> Principal | None:
+        error = ERRORS.get(request.headers.get("x-error", ""))
+        if error is not None:
+            raise error
         return USERS.get(request.headers.get("x-user", "operator"))
 
     transport = httpx.ASGITransport(make_api(app, authorize=authorize), raise_app_exceptions=False)
@@ -121,11 +135,72 @@ async def test_the_text_of_a_server_error_goes_to_the_log_only(
     assert caplog.messages == []
 
 
+@pytest.mark.parametrize(
+    ("name", "status", "title", "detail", "is_logged"),
+    [
+        ("500", 500, "Address in use", "the server could not process the request: its log says why", True),
+        ("503", 503, "Store unavailable", "the server or its store is not available at present: try again", True),
+        ("409", 409, "Run damaged", "a name of a file", True),
+        ("422", 422, "Definition error", "a setting", False),
+        (
+            "unexpected",
+            500,
+            "Internal Server Error",
+            "the server could not process the request: its log says why",
+            False,
+        ),
+    ],
+)
+async def test_errors_are_problems_and_those_of_the_server_are_logged(
+    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, name: str, status: int, title: str, detail: str,
+    is_logged: bool,
+) -> None:  # fmt: skip
+    with caplog.at_level(logging.WARNING, "holdfast.web"):
+        response = await client.get("/runs", headers={"x-error": name})
+    code, kind, found = problem(response)
+    assert (code, found) == (status, title)
+    assert kind == ("about:blank" if name == "unexpected" else f"urn:holdfast:{type(ERRORS[name]).__name__}")
+    assert detail in response.json()["detail"]
+    assert ("holdfast rm --force" in response.json()["detail"]) == (name == "409")
+    assert response.headers.get("retry-after") == ("2" if status == 503 else None)
+    logged = [each for each in caplog.records if each.name == "holdfast.web"]
+    assert bool(logged) == is_logged
+
+
 async def test_a_request_without_credentials_names_the_scheme_of_credentials(client: httpx.AsyncClient) -> None:
     response = await client.get("/runs", headers={"x-user": "nobody"})
     assert problem(response) == (401, "urn:holdfast:NotAuthenticated", "Not authenticated")
     assert response.headers["www-authenticate"] == "Bearer"
     assert problem(await client.get("/no/such/path")) == (404, "about:blank", "Not Found")
+
+
+async def test_a_wrong_method_is_answered_with_the_right_ones(client: httpx.AsyncClient) -> None:
+    for method in ("HEAD", "DELETE"):
+        response = await client.request(method, "/runs")
+        assert (response.status_code, response.headers["allow"]) == (405, "GET, POST")
+
+
+@pytest.mark.parametrize("path", ["/runs", "/calls/r1~token"])
+async def test_a_page_of_another_origin_is_refused(client: httpx.AsyncClient, path: str) -> None:
+    response = await client.post(path, json={}, headers={"origin": "http://evil.example"})
+    assert problem(response) == (403, "urn:holdfast:Forbidden", "Forbidden")
+
+
+async def test_only_the_allowed_origins_may_read_responses(app: App) -> None:
+    for wrong in ("https://a.example", ["*"]):
+        with pytest.raises(core.DefinitionError, match="give a list of origins, without a wildcard"):
+            make_api(app, allowed_origins=wrong)
+    api = make_api(app, authorize=lambda request: LOCAL_PRINCIPAL, allowed_origins=["https://a.example"])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(api), base_url="http://api") as client:
+        for origin, allowed in (("https://a.example", "https://a.example"), ("https://b.example", None)):
+            response = await client.get("/runs", headers={"origin": origin})
+            assert response.headers.get("access-control-allow-origin") == allowed
+        posted = await client.post(
+            "/runs",
+            json={"agent": "clerk", "input": "note"},
+            headers={"origin": "https://a.example", "sec-fetch-site": "cross-site"},
+        )
+        assert posted.status_code == 202
 
 
 @pytest.mark.parametrize("is_declared", [True, False])
@@ -175,6 +250,11 @@ def test_the_numbers_of_the_description() -> None:
     assert find("/runs/{run_id}/result", "wait") == wait
     assert find("/runs", "since") == {"type": "string", "format": "date-time"}
     assert find("/runs", "agent") == {"type": "string"}
+    described = {each["name"]: each["description"] for each in paths["/runs"]["get"]["parameters"]}
+    assert described["label"].endswith(" NAME=VALUE. May be repeated.")
+    assert described["status"].endswith(" May be repeated.")
+    assert "NAME=VALUE" not in described["status"]
+    assert "repeated" not in described["agent"]
     [run_id] = paths["/runs/{run_id}"]["get"]["parameters"]
     assert (run_id["in"], run_id["required"]) == ("path", True)
     assert paths["/runs"]["post"]["requestBody"]["required"]
@@ -185,7 +265,11 @@ def test_the_numbers_of_the_description() -> None:
         assert operation.status == expected
         described = paths[operation.path][operation.method.lower()]["responses"]
         assert next(iter(described)) == str(expected)
-    assert list(paths["/runs/{run_id}/events"]["get"]["responses"]) == ["200", "204", "default"]
+    events = paths["/runs/{run_id}/events"]["get"]["responses"]
+    assert list(events) == ["200", "204", "default"]
+    assert list(events["200"]["content"]) == ["text/event-stream"]
+    assert "content" not in events["204"]
+    assert list(events["default"]["content"]) == ["application/problem+json"]
     for path in ("/runs/{run_id}/result", "/conversations/{agent}/{key}/turns/{turn_id}"):
         assert list(paths[path]["get"]["responses"]) == ["200", "202", "default"]
     assert "x-scope" not in paths["/calls/{token}"]["post"]
@@ -223,7 +307,7 @@ async def test_a_token_for_one_run_lists_that_run_if_it_fits(client: httpx.Async
     assert await list_ids("bob") == []
 
 
-@pytest.mark.parametrize(("user", "status"), [("operator", 200), ("ann", 403), ("of r1", 403)])
+@pytest.mark.parametrize(("user", "status"), [("operator", 200), ("ann", 403), ("of r1", 403), ("starter", 403)])
 async def test_metrics_are_for_those_who_see_all_runs(client: httpx.AsyncClient, user: str, status: int) -> None:
     response = await client.get("/metrics", headers={"x-user": user})
     assert response.status_code == status
@@ -341,8 +425,33 @@ async def test_a_turn_in_progress_has_no_end_yet() -> None:
 async def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(AddressInUse, match=f"port {port} of 127.0.0.1 cannot be used: Address already in use"):
+        taken_port = f"port {port} of 127.0.0.1 cannot be used: Address already in use; choose another one"
+        with pytest.raises(AddressInUse, match=f"^{taken_port}$"):
             await serve_locally(_respond, port).__aenter__()
+    with pytest.raises(AddressInUse, match=r"^port 0 of a\.invalid cannot be used: [A-Z][a-z -]+; choose another one$"):
+        await serve_locally(_respond, 0, host="a.invalid").__aenter__()
+
+
+async def test_a_server_does_not_believe_the_headers_of_a_proxy() -> None:
+    seen: list[str] = []
+
+    async def site(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope["scheme"])
+        await _respond(scope, receive, send)
+
+    async with serve_locally(site, 0) as url, httpx.AsyncClient(trust_env=False) as client:
+        await client.get(url, headers={"x-forwarded-proto": "https"})
+    assert seen == ["http"]
+
+
+async def test_a_path_that_is_too_long_for_a_socket_is_an_error_that_says_so(tmp_path: Path) -> None:
+    with pytest.raises(AddressInUse, match="cannot be used: AF_UNIX path too long; choose another one"):
+        await serve_locally(_respond, 0, path=tmp_path / ("x" * 200)).__aenter__()
+
+
+async def test_a_socket_that_another_process_has_removed_is_no_error_at_the_end(tmp_path: Path) -> None:
+    async with serve_locally(_respond, 0, path=tmp_path / "api.sock"):
+        (tmp_path / "api.sock").unlink()
 
 
 async def test_a_socket_is_for_one_user_replaces_that_of_a_killed_process_and_is_removed(tmp_path: Path) -> None:

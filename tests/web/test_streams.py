@@ -1,7 +1,8 @@
 """Event streams over HTTP: frames, cursors, hostile text, and clients and servers that leave and return."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 import httpx
@@ -182,6 +183,70 @@ async def test_a_client_that_leaves_closes_its_source() -> None:
 
     await EventStreamResponse(frames())({"type": "http"}, receive, send)  # type: ignore[arg-type]
     assert closed.is_set()
+
+
+async def respond(response: EventStreamResponse, *, send_error: Exception | None = None) -> list[Any]:
+    """Return what a response sends to a client that stays, or whose connection breaks with this error."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        if send_error is not None and "body" in message:
+            raise send_error
+        sent.append(message)
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    await response({"type": "http"}, receive, send)
+    return sent
+
+
+async def make_frames(*frames: bytes, error: Exception | None = None) -> AsyncGenerator[bytes]:
+    for frame in frames:
+        yield frame
+    if error is not None:
+        raise error
+
+
+def make_body(body: bytes, more_body: bool) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": body, "more_body": more_body}
+
+
+async def test_a_stream_has_no_length_and_an_end() -> None:
+    later = datetime.now(UTC) + timedelta(hours=1)
+    for expires_at in (None, later):
+        start, *bodies = await respond(
+            EventStreamResponse(make_frames(b"a", b"b"), expires_at=expires_at, headers={"x-more": "1"})
+        )
+        assert (start["type"], start["status"]) == ("http.response.start", 200)
+        assert dict(start["headers"]) == {
+            b"x-accel-buffering": b"no", b"x-more": b"1", b"content-type": b"text/event-stream; charset=utf-8",
+        }  # fmt: skip
+        assert bodies == [make_body(b"a", True), make_body(b"b", True), make_body(b"", False)]
+
+
+async def test_the_stream_of_an_expired_token_ends_at_once_and_closes_its_source() -> None:
+    closed = asyncio.Event()
+
+    async def frames() -> AsyncGenerator[bytes]:
+        try:
+            yield b"a"
+            await asyncio.Event().wait()
+        finally:
+            closed.set()
+
+    expired = datetime.now(UTC) - timedelta(hours=1)
+    sent = await respond(EventStreamResponse(frames(), expires_at=expired))
+    assert sent[-1] == make_body(b"", False)
+    assert make_body(b"", False) not in sent[:-1]
+    assert closed.is_set() or make_body(b"a", True) not in sent
+
+
+async def test_an_error_of_the_source_is_raised_and_one_of_the_connection_is_not() -> None:
+    with pytest.raises(ValueError, match="a fault"):
+        await respond(EventStreamResponse(make_frames(b"a", error=ValueError("a fault"))))
+    sent = await respond(EventStreamResponse(make_frames(b"a")), send_error=ConnectionResetError())
+    assert [message["type"] for message in sent] == ["http.response.start"]
 
 
 # -- processes that die ---------------------------------------------------------------------------------------------

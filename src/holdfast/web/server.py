@@ -63,8 +63,12 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port))
     except OSError as exc:
-        reason = os.strerror(exc.errno) if exc.errno else str(exc)
-        raise AddressInUse(f"port {port} of {host} cannot be used: {reason}; choose another one") from exc
+        raise AddressInUse(f"port {port} of {host} cannot be used: {_describe(exc)}; choose another one") from exc
+
+
+def _describe(exc: OSError) -> str:
+    """Return the reason, without the address that the standard library appends."""
+    return (exc.strerror or str(exc)).partition(" (while ")[0]
 
 
 @contextmanager
@@ -78,8 +82,7 @@ def _listen_on_path(path: Path) -> Iterator[socket.socket]:
         listener.listen()
     except OSError as exc:
         listener.close()
-        reason = os.strerror(exc.errno) if exc.errno else str(exc)
-        raise AddressInUse(f"the socket {path} cannot be used: {reason}; choose another one") from exc
+        raise AddressInUse(f"the socket {path} cannot be used: {_describe(exc)}; choose another one") from exc
     finally:
         os.umask(mask)
     with listener:

@@ -113,8 +113,6 @@ class EventStreamResponse(Response):
         for error in errors:
             if isinstance(error, Exception) and not isinstance(error, OSError):
                 raise error
-        if self.background is not None:
-            await self.background()
 
     def _seconds_left(self) -> float | None:
         if self._expires_at is None:

@@ -51,10 +51,8 @@ RunRequestBody = msgspec.defstruct(
     bases=(RunRequest,),
     namespace={"__doc__": RunRequest.__doc__},
     module=__name__,
-    frozen=True,
     kw_only=True,
     omit_defaults=True,
-    forbid_unknown_fields=True,
 )
 
 

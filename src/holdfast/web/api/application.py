@@ -38,7 +38,7 @@ def make_openapi(operations: Iterable[Operation]) -> dict[str, Any]:
     bodies = [each for op in operations for each in (op.request, op.response, *op.other_responses.values())]
     types = [each for each in bodies if each is not None]
     schemas, components = _complete(msgspec.json.schema_components([*types, Problem], ref_template=_SCHEMA_PLACE))
-    described = dict(zip(map(repr, [*types, Problem]), schemas, strict=True))
+    described = {repr(kind): schemas[place] for place, kind in enumerate([*types, Problem])}
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _describe(operation, described)
@@ -72,8 +72,7 @@ def _describe(operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     for status, kind in {operation.status: operation.response, **operation.other_responses}.items():
         responses[str(status)] = {"description": operation.summary}
         if kind is not None:
-            media_type = operation.media_type if status == operation.status else "application/json"
-            responses[str(status)]["content"] = {media_type: {"schema": schemas[repr(kind)]}}
+            responses[str(status)]["content"] = {operation.media_type: {"schema": schemas[repr(kind)]}}
     described: dict[str, Any] = {
         "operationId": operation.handler.__name__,
         "summary": operation.summary,
