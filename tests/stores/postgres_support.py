@@ -37,6 +37,15 @@ async def fail_after_timeout() -> AsyncIterator[None]:
         yield
 
 
+async def wait_until_listening(store: PostgresStore) -> None:
+    """Wait for the notification that the store has sent to itself. `open` waits only a moment for it."""
+
+    async def is_listening() -> bool:
+        return store.is_listening
+
+    await wait_until(is_listening)
+
+
 async def wait_until(condition: Callable[[], Awaitable[bool]]) -> None:
     """Returns once the condition holds. For what has no notification; it has to come by itself."""
     async with fail_after_timeout():

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from tests.postgres_proxy import TransactionPooler
 from tests.postgres_server import LocalServer, fresh_database
-from tests.stores.postgres_support import LONG, fail_after_timeout, open_store
+from tests.stores.postgres_support import LONG, fail_after_timeout, open_store, wait_until_listening
 
 from holdfast.checkpoint.workers import Claim
 from holdfast.stores.postgres import PostgresStore
@@ -92,7 +92,7 @@ async def test_where_no_notification_comes_through_changes_are_found_by_looking(
         open_store(direct) as other,
         open_store(pooler.url(database_of(direct)), poll_interval=timedelta(milliseconds=50)) as store,
     ):
-        assert other.is_listening
+        await wait_until_listening(other)
         assert not store.is_listening
         async with fail_after_timeout():
             assert await store.wait_for_change(timedelta(seconds=2 * LONG))
@@ -105,7 +105,7 @@ async def test_a_store_that_listens_at_the_server_hears_of_changes(pooler: Trans
         open_store(pooler.url(database_of(direct)), listen_url=direct) as store,
         fail_after_timeout(),
     ):
-        assert store.is_listening
+        await wait_until_listening(store)
         sign = asyncio.ensure_future(store.wait_for_change(timedelta(seconds=2 * LONG)))
         await asyncio.sleep(0)
         await other.create(make_run())

@@ -17,7 +17,7 @@ from psycopg.errors import InsufficientPrivilege
 from tests.postgres_server import fresh_database, shared_server
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.stores.next_release import NEXT_VERSION, VERSION, make_next_release
-from tests.stores.postgres_support import fail_after_timeout, open_store
+from tests.stores.postgres_support import fail_after_timeout, open_store, wait_until_listening
 from tests.stores.test_postgres_schema import as_user, asked
 
 from holdfast import Agent, App, tool
@@ -124,7 +124,7 @@ async def test_a_worker_executes_runs_and_is_notified(roles: Roles) -> None:
     model = ScriptedModel(tool_reply(call("c1", "charge")), "paid")
     async with fail_after_timeout(), App([Agent(name="clerk", model=model, tools=[charge])], roles.worker) as app:
         assert isinstance(app.store, PostgresStore)
-        assert app.store.is_listening
+        await wait_until_listening(app.store)
         await app.submit("clerk", "Charge.", run_id="order")
         assert (await app.result("order")).output == "paid"
 
@@ -221,7 +221,7 @@ async def test_a_reader_finds_and_loads_runs_and_is_notified(stored: Roles, capl
         assert (await store.list_page()).records
         assert (await store.check_health()).problems == []
         assert (await store.load("kept", after=END)).mail == ()
-        assert store.is_listening
+        await wait_until_listening(store)
     assert caplog.records == []
 
 

@@ -39,7 +39,7 @@ class ChangeNotifier:
         return self._listening.is_set()
 
     async def start(self, timeout: timedelta) -> None:
-        """Begin to listen. Return when the first notification came through, or after `timeout`."""
+        """Begin to listen. Return when the first notification came through, or after `timeout`: it may come later."""
         self._task = asyncio.create_task(self._listen_forever(), name="holdfast-postgres-notify")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout.total_seconds()):

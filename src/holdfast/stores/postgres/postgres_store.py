@@ -44,8 +44,8 @@ from holdfast.stores.postgres.writer import Writer
 
 #: Runs claimed in one transaction, which delays the saves in it.
 _MAX_CLAIM_BATCH = 100
-#: How long `open` waits for its own notification.
-_LISTEN_TIMEOUT = timedelta(seconds=3)
+#: How long `open` waits for its own notification. Behind a pooler none comes, and every `open` takes that long.
+_LISTEN_TIMEOUT = timedelta(milliseconds=250)
 #: The longest delay or retention: PostgreSQL knows later dates than Python.
 _MAX_INTERVAL_S = timedelta(days=365 * 1000).total_seconds()
 #: Seconds to wait by the number of failed attempts; the last one holds for all further attempts.

@@ -103,8 +103,9 @@ async def find_features(scratch: Scratch) -> list[ServerFeature]:
 async def _look_at(store: RunStore) -> list[ServerFeature]:
     """Return what an open store knows about its database."""
     found = [ServerFeature(name="tables", present=True, required=True, detail="the store can be opened")]
-    listening = getattr(store, "is_listening", None)
-    if listening is not None:
+    if hasattr(store, "is_listening"):
+        await asyncio.sleep(0 if store.is_listening else 3)  # seconds: a notification may come late
+        listening = store.is_listening
         polling = "no notification arrives: workers poll every second. Give the store a direct address as `listen_url`"
         detail = "workers are notified of new runs, mail and cancels" if listening else polling
         found.append(ServerFeature(name="LISTEN", present=listening, required=False, detail=detail))
