@@ -92,13 +92,13 @@ async def test_a_client_reads_runs_and_can_change_nothing(app: App, tmp_path: Pa
 async def test_an_error_is_bounded_and_shows_what_is_invisible(app: App) -> None:
     server = make_server(app)
     async with Client(server) as client:
-        refused = await client.call_tool("show_run", {"run_id": f"\u202e\n{LONG}"})
+        refused = await client.call_tool("show_run", {"run_id": f"\u202e\ufe01\U000e0101\u3164é\n{LONG}"})
     [content] = refused.content
     assert refused.is_error
     assert isinstance(content, TextContent)
     assert len(content.text) < 2_000
     assert "\u202e" not in content.text
-    assert "\\u202e" in content.text
+    assert "\\u202e\\ufe01\\udb40\\udd01\\u3164é" in content.text
 
 
 async def test_an_allowed_client_answers_forks_and_cancels(app: App, tmp_path: Path) -> None:

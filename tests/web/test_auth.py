@@ -1,13 +1,18 @@
 """Who may send which request: origins, Unix sockets, principals and browser tokens."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 import pytest
 from starlette.requests import Request
 
+from holdfast import Agent, App, Reply
 from holdfast.checkpoint.record import RunFilter
+from holdfast.core import Message, ToolSchema
 from holdfast.core.errors import DefinitionError, InvalidRunId
+from holdfast.fanout.cells import make_fanout_id
+from holdfast.ids import make_id
+from holdfast.stores.memory import MemoryStore
 from holdfast.testing.manual_clock import ManualClock
 from holdfast.web.auth import (
     LOCAL_PRINCIPAL,
@@ -247,13 +252,23 @@ def test_a_principal_decides_for_its_audiences_with_the_scope() -> None:
     assert not Principal(caller_id="ann", scopes={"read"}).may_decide("")
 
 
-def test_ids_that_holdfast_derives_are_not_for_callers() -> None:
+async def test_ids_that_holdfast_derives_are_not_for_callers() -> None:
     ann, one = Principal(caller_id="ann"), Principal(caller_id="ann", run_id="chat:1")
-    for accepted, run_id in ((ann, None), (ann, "r1"), (LOCAL_PRINCIPAL, "chat:1"), (one, "chat:1")):
-        accepted.check_new_id(run_id)
-    for refused, run_id in ((ann, "chat:1"), (one, "chat:2")):
-        with pytest.raises(InvalidRunId):
-            refused.check_new_id(run_id)
+    async with App([Agent(name="clerk", model=answer)], MemoryStore()) as app:
+        batch = [item.run_id async for item in app.map("clerk", ["hello", "hello"], id="prompts")]
+    derived = ["chat:2", make_fanout_id("hello", ["small", "large"]), *batch]
+    own = (None, "r1", make_id(), "fanout-2026", "report.2026-11", f"{make_id()}.pdf")
+    for accepted, run_ids in ((ann, own), (LOCAL_PRINCIPAL, derived), (one, ["chat:1"])):
+        for run_id in run_ids:
+            accepted.check_new_id(run_id)
+    for refused, run_ids in ((ann, [*derived, "chat:1"]), (one, derived)):
+        for run_id in run_ids:
+            with pytest.raises(InvalidRunId):
+                refused.check_new_id(run_id)
+
+
+async def answer(messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Reply:
+    return Reply(text="done")
 
 
 def test_a_listing_is_limited_to_the_caller_unless_the_principal_sees_more() -> None:

@@ -3,6 +3,7 @@
 import functools
 import inspect
 import json
+import re
 import unicodedata
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Literal, ParamSpec
@@ -52,25 +53,21 @@ def _cut(value: Any, length: int) -> Any:
     return value
 
 
+#: Invisible characters of other categories than those below: fillers, and selectors that can encode any text.
+_INVISIBLE = re.compile(r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]")
+
+
 def escape_text(text: str) -> str:
     """Escape the control and invisible characters of a text."""
     return "".join(map(_escape, text))
 
 
 def _escape(character: str) -> str:
-    """Escape what is invisible or changes the direction of text: categories Cc, Cf, Cs, Co, Zl and Zp."""
+    """Escape what is invisible or changes the direction of text: categories Cc, Cf, Cs, Co, Zl, Zp and some more."""
     if character.isascii() and character.isprintable():
         return character
-    if unicodedata.category(character) not in (
-        "Cc",
-        "Cf",
-        "Cs",
-        "Co",
-        "Zl",
-        "Zp",
-    ):
-        return character
-    return json.dumps(character)[1:-1]
+    hidden = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") or _INVISIBLE.match(character)
+    return json.dumps(character)[1:-1] if hidden else character
 
 
 #: What a client may change.

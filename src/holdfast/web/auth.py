@@ -1,6 +1,7 @@
 """Who may do what over HTTP: principals, the check of every request, and tokens for browsers."""
 
 import inspect
+import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
 from datetime import datetime
 from typing import Literal, Unpack, get_args
@@ -25,6 +26,8 @@ Scope = Literal["read", "send", "answer", "start", "control"]
 ALL_SCOPES: frozenset[Scope] = frozenset(get_args(Scope))
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+#: Ids of child runs, conversations and scheduled runs; of the items of a batch; and of fan-outs.
+_DERIVED_ID = re.compile(r":|(?:\.|^fanout-)[0-9a-f]{16}(?:\.\d+)?$")
 _PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
 
 
@@ -65,14 +68,20 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
         if not self.can_see(run_id, caller_id):
             raise RunNotFound(run_id)
 
+    def check_another_run(self) -> None:
+        """Raise `Forbidden` if the principal has a token for one run, which starts no other."""
+        if self.run_id is not None:
+            raise Forbidden("this token is valid for one run or conversation: it cannot start another")
+
     def check_new_id(self, run_id: str | None) -> None:
-        """Refuse the id of a new run if holdfast may derive it for another caller: a child, a chat, a scheduled run.
+        """Refuse the id of a new run if holdfast may derive it for another caller: a child, a chat, an item of a batch.
 
         Raises:
-            InvalidRunId: it contains a colon, and the principal neither sees all runs nor has a token for this one.
+            InvalidRunId: it has such a form, and the principal neither sees all runs nor has a token for this one.
         """
-        if run_id is not None and ":" in run_id and not self.sees_all and run_id != self.run_id:
-            raise InvalidRunId(f"{run_id!r:.80} cannot be the id of a new run: ids with a colon are made by holdfast")
+        if run_id is not None and _DERIVED_ID.search(run_id) and not self.sees_all and run_id != self.run_id:
+            form = "its form is that of the ids that holdfast derives"
+            raise InvalidRunId(f"{run_id!r:.80} cannot be the id of a new run: {form}; choose another one")
 
     def may_decide(self, audience: str) -> bool:
         """Whether it may answer a call with this audience. One without an audience is for everyone with the scope."""

@@ -111,11 +111,7 @@ class LinkLogin:
     """Authorizes the browsers that have opened the link. Without a given one each process has a token of its own."""
 
     def __init__(self, token: str = "") -> None:
-        """Accept `token`, or a random one if it is empty.
-
-        Raises:
-            DefinitionError: it has less than 16 characters, or others than ASCII.
-        """
+        """Accept `token`, or a random one if it is empty. Raises as `LocalToken`."""
         self._token = LocalToken(token)
         #: Browsers send cookies to all ports of a host: the name tells two servers apart.
         self._cookie = f"holdfast-ui-{make_id(4)}"

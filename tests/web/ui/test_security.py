@@ -26,6 +26,8 @@ def authorize(request: Request) -> Principal | None:
     """Trust a header, as behind a proxy that sets it."""
     user = request.headers.get("x-user")
     scopes: dict[str | None, set[Scope]] = {"reader": {"read"}, "mallory": set(ALL_SCOPES)}
+    if user == "holder":  # of a token for one run
+        return Principal(caller_id=user, run_id="of-bob")
     return None if user is None else Principal(caller_id=user, scopes=scopes.get(user, {"read", "control"}))
 
 
@@ -105,6 +107,20 @@ def test_the_run_of_another_caller_exists_in_no_route(mounted: UIServer) -> None
         httpx.post(f"{mounted.url}/ops/runs{path}", content=content, headers=headers)
     after = mounted.call(mounted.app.get("of-bob"))
     assert (after.status, after.updated_at, after.steps) == ("waiting", before.updated_at, before.steps)
+
+
+def test_the_holder_of_a_token_for_one_run_starts_no_other(mounted: UIServer) -> None:
+    url, headers = f"{mounted.url}/ops/runs", {"x-user": "holder"}
+    before = mounted.call(mounted.app.count())
+    forms = {
+        "/runs/of-bob/fork": {"step": "1", "edit": "message", "text": "Pay me."},
+        "/conversations": {"agent": "clerk", "key": "new", "text": "hello"},
+        "/runs": {"agent": "clerk", "input": "Pay me."},
+    }
+    refused = {path: httpx.post(url + path, data=form, headers=headers).status_code for path, form in forms.items()}
+    assert refused == {"/runs/of-bob/fork": 403, "/conversations": 404, "/runs": 403}
+    assert "/fork/" not in httpx.get(f"{url}/runs/of-bob", headers=headers).text
+    assert mounted.call(mounted.app.count()) == before
 
 
 def test_no_form_is_accepted_from_another_origin(mounted: UIServer) -> None:
@@ -215,11 +231,17 @@ def test_holdfast_ui_refuses_an_address_for_others_without_a_token_and_takes_one
     assert "--token-file" in refused.stderr
     file = tmp_path / "token"
     file.write_text("short\n")
+    file.chmod(0o640)
     short = subprocess.run([*command, "--token-file", str(file)], capture_output=True, text=True, check=False)
     assert (short.returncode, "16 characters" in short.stderr) == (1, True)
+    assert f"other users can read the token file {file}" in short.stderr
     file.write_text("a-token-of-my-own\n")
-    process = subprocess.Popen([*command, "--token-file", str(file)], stdout=subprocess.PIPE, text=True)
+    file.chmod(0o600)
+    process = subprocess.Popen(
+        [*command, "--token-file", str(file)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
+    assert process.stderr is not None
     try:
         link = process.stdout.readline().strip()
         assert "a-token-of-my-own" not in link
@@ -231,4 +253,6 @@ def test_holdfast_ui_refuses_an_address_for_others_without_a_token_and_takes_one
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
+        assert "other users" not in process.stderr.read()
         process.stdout.close()
+        process.stderr.close()

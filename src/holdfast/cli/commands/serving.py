@@ -160,10 +160,13 @@ def _is_loopback(host: str) -> bool:
 def _read_token(path: Path) -> str:
     try:
         token = path.read_text().strip()
+        is_shared = path.stat().st_mode & 0o077
     except (OSError, UnicodeDecodeError) as exc:
         raise CommandError(f"the token file {path} cannot be read: {exc}") from exc
     if not token:
         raise CommandError(f"the token file {path} is empty: write 16 characters or more into it")
+    if is_shared:
+        print_diagnostic(f"other users can read the token file {path}: run chmod 600 {path}")
     return token
 
 

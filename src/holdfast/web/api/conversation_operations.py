@@ -27,7 +27,6 @@ from holdfast.web.api.operation import (
 )
 from holdfast.web.api.run_operations import list_runs
 from holdfast.web.auth import Principal
-from holdfast.web.errors import Forbidden
 from holdfast.web.wire import (
     ConversationForkRequest,
     ConversationHistory,
@@ -177,8 +176,7 @@ async def get_turn(context: Context) -> TurnSummary | Response:
 
 @_name_by_key
 async def fork_conversation(context: Context) -> RunReference:
-    if context.principal.run_id is not None:
-        raise Forbidden("this token is valid for one conversation: it cannot start another")
+    context.principal.check_another_run()
     body: ConversationForkRequest = context.body
     conversation = await _find(context)
     agent = context.request.path_params["agent"]

@@ -32,7 +32,6 @@ from holdfast.web.api.operation import (
     wait_for_end,
 )
 from holdfast.web.auth import Principal, check_decider, list_visible
-from holdfast.web.errors import Forbidden
 from holdfast.web.sse import EventStreamResponse, encode_events
 from holdfast.web.wire import (
     AnswerRequest,
@@ -75,8 +74,8 @@ async def submit_visible(app: App, principal: Principal, agent: str, prompt: Pro
         RunExists: the id belongs to another caller. RunConflict: a run of the principal has another agent or input.
         DefinitionError: an option is not valid.
     """
-    if principal.run_id is not None and options["run_id"] != principal.run_id:
-        raise Forbidden("this token is valid for one run: it cannot start another")
+    if options["run_id"] is None or options["run_id"] != principal.run_id:
+        principal.check_another_run()
     principal.check_new_id(options["run_id"])
     assert app.store is not None
     conflict: RunConflict | None = None
@@ -198,8 +197,7 @@ async def unpark_run(context: Context) -> RunReference:
 
 async def fork_run(context: Context) -> RunReference:
     await context.find_run()
-    if context.principal.run_id is not None:
-        raise Forbidden("this token is valid for one run: it cannot start another")
+    context.principal.check_another_run()
     body: ForkRequest = context.body
     context.principal.check_new_id(body.run_id)
     new_id = await context.app.fork(

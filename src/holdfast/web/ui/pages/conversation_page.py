@@ -22,8 +22,9 @@ from holdfast.runtime.operations.conversations import CONVERSATION_LABEL
 from holdfast.runtime.reading.formatting import cut_text
 from holdfast.runtime.reading.run_summary import RunSummary, summarize_run
 from holdfast.runtime.reading.transcript import Transcript, get_loop_name, read_record_waits
-from holdfast.web.api.conversation_operations import scope_key
-from holdfast.web.auth import find_visible, list_visible
+from holdfast.web.api.conversation_operations import open_conversation, post_message
+from holdfast.web.api.operation import Context
+from holdfast.web.auth import list_visible
 from holdfast.web.sse import EventStreamResponse
 from holdfast.web.ui.live import Fragment, stream_fragments
 from holdfast.web.ui.needs import count_needs
@@ -234,11 +235,7 @@ async def begin_conversation(site: Site, request: Request) -> Response:
     agent, text = form.get("agent", ""), form.get("text", "").strip()
     if not text or not form.get("key", "").strip():
         raise DefinitionError("a conversation needs a key and a first message")
-    conversation = site.app.conversation(
-        agent, scope_key(principal, agent, form["key"].strip()), caller_id=principal.caller_id
-    )
-    conversation.check_message(text)
-    await conversation.begin()
-    await find_visible(site.store, principal, conversation.run_id)
-    await conversation.post(text)
+    context = Context(site.app, principal, request, None)
+    conversation = await open_conversation(context, agent, form["key"].strip())
+    await post_message(context, conversation, text)
     return redirect(request, f"/conversations/{conversation.run_id}", "sent")

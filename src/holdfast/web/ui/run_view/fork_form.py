@@ -10,7 +10,7 @@ from holdfast.runtime.reading.run_summary import summarize_run
 from holdfast.web.ui.run_view.actions import parse_json, read_form, redirect
 from holdfast.web.ui.run_view.run_steps import CallView, StepView
 from holdfast.web.ui.run_view.run_window import read_number, read_step
-from holdfast.web.ui.site import Site
+from holdfast.web.ui.site import Site, get_principal
 
 
 async def show_fork(site: Site, request: Request) -> Response:
@@ -43,6 +43,7 @@ def _is_text(view: CallView) -> bool:
 async def fork(site: Site, request: Request) -> Response:
     """Queue a new run that starts at a step of this one, with what the form says."""
     record = await site.get_record(request)
+    get_principal(request).check_another_run()
     form = await read_form(request)
     step = read_number(form.get("step", ""))
     new_id = await site.app.fork(record.run_id, **_read_edit(step, form))

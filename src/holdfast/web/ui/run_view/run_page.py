@@ -251,7 +251,7 @@ def make_head(
         "can_control": "control" in principal.scopes,
         "can_resume": known_agent and run.status in _RESUMABLE,
         "can_request": True,
-        "can_fork": "start" in principal.scopes and not run.conversation,
+        "can_fork": "start" in principal.scopes and principal.run_id is None and not run.conversation,
         "doubt_task": DoubtTask(run=run, doubts=doubts) if doubts and "control" in principal.scopes else None,
         "attempts": attempts,
         "died": sum(attempt.end is AttemptEnd.DIED for attempt in attempts),
