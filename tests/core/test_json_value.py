@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core.errors import PayloadError
-from holdfast.core.json_value import to_json_value
+from holdfast.core.json_value import lower_durations, to_json_value
 
 
 class Colour(enum.Enum):
@@ -75,9 +75,9 @@ JSON = st.recursive(
 
 def _exactly(value: Any) -> Any:
     """A form in which True is not 1, 1 is not 1.0 and -0.0 is not 0.0."""
-    if isinstance(value, dict):
+    if type(value) is dict:
         return {key: _exactly(inner) for key, inner in value.items()}
-    if isinstance(value, list):
+    if type(value) is list:
         return [_exactly(inner) for inner in value]
     return type(value).__name__, repr(value) if isinstance(value, float) else value
 
@@ -142,3 +142,36 @@ def test_plain_data_is_a_copy() -> None:
     kept = to_json_value(given, "it")
     given["a"].append(2)
     assert kept == {"a": [1]}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        _deep(499),
+        [[], _deep(498)],
+        [[] for _ in range(600)],
+        ["[{" for _ in range(600)],
+        [["x"] for _ in range(600)],
+        [{} for _ in range(600)] + [_deep(300)],
+        [{"[": ['\\"[']} for _ in range(600)],
+    ],
+    ids=["deep", "deep after a list", "lists", "texts", "texts in lists", "objects before a deep list", "in keys"],
+)
+def test_500_levels_are_accepted_beside_any_number_of_brackets(value: Any) -> None:
+    assert to_json_value(value, "it") == value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [_deep(500), [[] for _ in range(600)] + [_deep(500)], {"a": _deep(500)}],
+    ids=["deep", "after other lists", "in an object"],
+)
+def test_501_levels_are_refused(value: Any) -> None:
+    with pytest.raises(PayloadError, match="it is nested deeper than 500 levels: return flatter data"):
+        to_json_value(value, "it")
+
+
+def test_durations_become_seconds_and_other_types_text() -> None:
+    minute = datetime.timedelta(minutes=1)
+    given = {"a": [minute, (minute, 1)], "b": {"c": minute}, "d": 1j, "e": Colour.RED, "f": None}
+    assert lower_durations(given) == {"a": [60.0, [60.0, 1]], "b": {"c": 60.0}, "d": "1j", "e": "red", "f": None}

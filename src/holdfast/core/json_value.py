@@ -79,15 +79,12 @@ def _is_flat_dict(value: dict[Any, Any]) -> bool:
 
 
 def _equal_as_json(lowered: Any, back: Any) -> bool:
-    """Whether they are equal, a tuple counting as the list it becomes."""
+    """Whether they are equal, a tuple counting as the list it becomes. JSON keeps lists and their lengths."""
     if isinstance(lowered, list | tuple):
-        return isinstance(back, list) and len(lowered) == len(back) and all(map(_equal_as_json, lowered, back))
+        return all(map(_equal_as_json, lowered, back))
     if isinstance(lowered, dict):
-        return (
-            isinstance(back, dict)
-            and lowered.keys() == back.keys()
-            and all(_equal_as_json(value, back[key]) for key, value in lowered.items())
-        )
+        same_keys = lowered.keys() == back.keys()
+        return same_keys and all(_equal_as_json(value, back[key]) for key, value in lowered.items())
     return bool(lowered == back)
 
 

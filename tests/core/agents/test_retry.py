@@ -42,6 +42,14 @@ class ResponseError(Exception):
         self.response = SimpleNamespace(status_code=status, headers=headers or {})
 
 
+class StatedWait(Exception):
+    """An error with an attribute, beside a header that counts only without it."""
+
+    def __init__(self, retry_after: Any) -> None:
+        super().__init__(f"retry after {retry_after}")
+        self.retry_after, self.headers = retry_after, {"Retry-After": "5"}
+
+
 def caused_by(cause: BaseException) -> Exception:
     error = RuntimeError("the request failed")
     error.__cause__ = cause
@@ -122,6 +130,16 @@ def test_causes_that_form_a_circle_are_followed_only_so_far() -> None:
     assert get_retry_after(one, NOW) is None
 
 
+def test_ten_causes_are_followed() -> None:
+    error: BaseException = ModelUnavailable("away", SECOND)
+    for _ in range(9):
+        error = caused_by(error)
+    assert is_transient(error)
+    assert get_retry_after(error, NOW) == SECOND
+    assert not is_transient(caused_by(error))
+    assert get_retry_after(caused_by(error), NOW) is None
+
+
 def test_further_errors_are_named_by_class_or_by_function() -> None:
     assert Retry(retry_on=KeyError).is_transient(KeyError())
     assert Retry(retry_on=(KeyError, ValueError)).is_transient(ValueError())
@@ -175,6 +193,18 @@ def test_wrong_values_are_refused_at_once(options: dict[str, Any]) -> None:
         (StatusError(429, {"Retry-After": "inf"}), MAX_RETRY_AFTER.total_seconds()),
         *((StatusError(429, {"Retry-After": text}), None) for text in ("", "nan", "-3", "soon", "Mon, 99 Foo 2030")),
         (StatusError(429, "Retry-After: 3"), None),
+        (StatusError(429, {"Retry-After": "0"}), 0),
+        (StatusError(429, {"retry-after-ms": "-1", "retry-after": "9"}), 9),
+        (StatedWait(7), 7),
+        (StatedWait(timedelta(minutes=1)), 60),
+        (StatedWait(timedelta(minutes=-1)), 0),
+        (StatedWait(None), 5),
+        (caused_by(caused_by(ModelUnavailable("away", SECOND))), 1),
+        (FallbackExceptionGroup("g", [ValueError(), ModelUnavailable("a", 9 * SECOND)]), 9),
+        (FallbackExceptionGroup("g", [ValueError()]), None),
+        (StatusError(429, {"Retry-After": "86401"}), 86400),
+        (StatusError(429, {"retry-after-ms": "86400001"}), 86400),
+        (StatusError(429, {"Retry-After": "86399"}), 86399),
         (StatusError(429), None),
         (ValueError(), None),
     ],
@@ -217,6 +247,28 @@ def test_pauses_stay_within_the_policy(policy: Retry, waits: list[timedelta | No
         total += delay
         clock._now += delay
         assert total <= policy.max_elapsed + tolerance
+
+
+def test_without_jitter_the_pauses_double_up_to_the_longest_and_end_exactly_with_the_limit() -> None:
+    policy = Retry(max_tries=6, jitter=0, initial_delay=SECOND, max_delay=5 * SECOND, max_elapsed=12 * SECOND)
+    assert [policy.delay(number) / SECOND for number in range(1, 6)] == [1, 2, 4, 5, 5]
+    clock = ManualClock()
+    backoff = Backoff(policy, clock)
+    for seconds in (1, 2, 4, 5):
+        assert backoff.next_delay(TimeoutError()) == seconds * SECOND
+        clock._now += seconds * SECOND
+    assert backoff.next_delay(TimeoutError()) is None, "the limit is reached"
+    assert backoff.failed_tries == 5
+    last = Backoff(Retry(max_tries=2, jitter=0, max_elapsed=SECOND), clock)
+    assert last.next_delay(TimeoutError()) == SECOND
+    assert last.next_delay(TimeoutError()) is None, "both tries were made"
+
+
+def test_the_smallest_and_largest_values_are_accepted() -> None:
+    zero = timedelta(0)
+    for jitter in (0, 1):
+        policy = Retry(max_tries=1, jitter=jitter, initial_delay=zero, max_delay=zero, max_elapsed=zero)
+        assert policy.delay(1) == zero
 
 
 def test_an_outage_is_waited_out_longer_and_longer() -> None:

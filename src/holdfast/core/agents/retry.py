@@ -1,7 +1,7 @@
 """Retry: how many times and how long a failed call is retried, and which errors are transient."""
 
 import errno
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -202,7 +202,7 @@ def get_status_code(error: BaseException) -> int | None:
     for owner in (error, getattr(error, "response", None)):
         for name in _STATUS_ATTRIBUTES:
             status = getattr(owner, name, None)
-            if isinstance(status, int) and not isinstance(status, bool) and 400 <= status <= 599:
+            if isinstance(status, int) and 400 <= status <= 599:
                 return status
     return None
 
@@ -231,18 +231,15 @@ def _read_wait(error: BaseException, now: datetime) -> timedelta | None:
     if stated is not None:
         return stated
     for owner in (getattr(error, "response", None), error):
-        headers = getattr(owner, "headers", None)
-        if headers is not None and (found := _read_headers(headers, now)) is not None:
+        if (found := _read_headers(getattr(owner, "headers", None), now)) is not None:
             return found
     return None
 
 
 def _read_headers(headers: Any, now: datetime) -> timedelta | None:
-    if not isinstance(headers, Mapping) and not hasattr(headers, "items"):
-        return None
     try:
         lower = {str(name).lower(): str(value) for name, value in headers.items()}
-    except Exception:  # the object of a library that we do not know may raise anything
+    except Exception:  # none, or the object of a library that we do not know, which may raise anything
         return None
     milliseconds = _to_duration(lower.get("retry-after-ms"))
     if milliseconds is not None:

@@ -186,7 +186,7 @@ def validate_reply(reply: Any) -> Reply:
     if not isinstance(reply.tool_calls, tuple):
         raise InvalidReply("the tool calls of a reply have to be a list of ToolCall")
     calls = tuple(map(_validate_call, reply.tool_calls))
-    if len(calls) > 1 and len({call.id for call in calls}) < len(calls):
+    if len({call.id for call in calls}) < len(calls):
         raise InvalidReply(f"two tool calls of one reply share an id: {[call.id for call in calls]}")
     own = Reply(text=reply.text, tool_calls=calls, usage=reply.usage, model=reply.model)
     if _is_json_safe(own):
