@@ -96,6 +96,17 @@ def test_a_reply_is_returned_as_a_store_would_return_it() -> None:
     assert replace_half_pairs(5) == 5
 
 
+@pytest.mark.parametrize("field", ["text", "model", "id", "name"])
+def test_half_a_character_in_any_text_of_a_reply_is_replaced(field: str) -> None:
+    given = {"text": "t", "model": "m", "id": "i", "name": "n", field: "\ud83d"}
+    reply = validate_reply(
+        Reply(text=given["text"], model=given["model"], tool_calls=[ToolCall(id=given["id"], name=given["name"])])
+    )
+    call = reply.tool_calls[0]
+    shown = {"text": reply.text, "model": reply.model, "id": call.id, "name": call.name}
+    assert shown == {**given, field: "\ufffd"}
+
+
 @pytest.mark.parametrize(
     ("reply", "text"),
     [
@@ -107,6 +118,12 @@ def test_a_reply_is_returned_as_a_store_would_return_it() -> None:
         (Reply(tool_calls=[ToolCall(id="1", name="a"), ToolCall(id="1", name="b")]), r"share an id: \['1', '1'\]"),
         (Reply(text="x", model=5), "a field of the wrong type"),  # type: ignore[arg-type]
         (Reply(text=bytearray(b"x")), "a field of the wrong type"),  # type: ignore[arg-type]
+        (Reply(tool_calls=[ToolCall(id=1, name="x")]), "a field of the wrong type"),  # type: ignore[arg-type]
+        (Reply(tool_calls=[ToolCall(id="1", name=2)]), "a field of the wrong type"),  # type: ignore[arg-type]
+        (Reply(text="x", usage=None), "a field of the wrong type"),  # type: ignore[arg-type]
+        (Reply(text="x", usage=Usage(requests=1.5)), "a field of the wrong type"),  # type: ignore[arg-type]
+        (Reply(text="x", usage=Usage(cost_usd="1")), "a field of the wrong type"),  # type: ignore[arg-type]
+        (Reply(text="x", usage=Usage(cost_usd=float("nan"))), "cost_usd=nan: give a number"),
     ],
     ids=repr,
 )

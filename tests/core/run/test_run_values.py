@@ -224,9 +224,8 @@ def test_a_call_that_is_a_step_is_finished_and_reopened() -> None:
     later = object()
     state.finish_call("c", result)
     state.history.append(later)
-    state.history.finished_count = 1
     state.reopen_call("x", later, NO_CALLS, StepEnd())
-    assert (list(state.history), state.history.finished_count) == (["reply", result], 1)
+    assert (list(state.history), state.history.finished_count) == (["reply", result], 2), "it was not finished"
 
 
 def test_a_phase_and_a_restart_begin_with_an_empty_conversation() -> None:
@@ -264,23 +263,26 @@ async def test_a_step_is_measured_from_its_question_to_its_end() -> None:
     timer = StepTimer(clock)
     assert timer.end() is None
     timer.begin()
-    await clock.advance(timedelta(milliseconds=100))
-    assert timer.reply(), "a reply that took a tenth of a second"
+    await clock.advance(timedelta(seconds=1))
+    assert timer.reply(), "a reply that took long"
     assert not timer.reply(), "once"
-    await clock.advance(timedelta(milliseconds=20))
+    await clock.advance(timedelta(seconds=2))
     started = clock.monotonic()
-    await clock.advance(timedelta(milliseconds=30))
+    await clock.advance(timedelta(seconds=3))
     timer.add_call("c", started)
-    await clock.advance(timedelta(milliseconds=50))
+    await clock.advance(timedelta(seconds=4))
     times = timer.end()
     assert times is not None
-    assert (times.took, times.model) == (200, 100)
-    assert [(call.call_id, call.start, call.end) for call in times.calls] == [("c", 120, 150)]
+    assert (times.took, times.model) == (10_000, 1_000)
+    assert [(call.call_id, call.start, call.end) for call in times.calls] == [("c", 3_000, 6_000)]
     assert timer.end() is None
-    timer.begin()
-    await clock.advance(timedelta(milliseconds=99))
-    assert not timer.reply()
-    assert timer.end() == StepTimes(99, 99)
+    for milliseconds, is_costly in ((99, False), (100, True)):
+        clock = ManualClock()
+        timer = StepTimer(clock)
+        timer.begin()
+        await clock.advance(timedelta(milliseconds=milliseconds))
+        assert timer.reply() is is_costly
+        assert timer.end() == StepTimes(milliseconds, milliseconds)
     assert not timer.reply(), "an earlier process has recorded it"
     await clock.advance(timedelta(milliseconds=10))
     assert timer.end() == StepTimes(10, 0)

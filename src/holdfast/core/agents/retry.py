@@ -67,6 +67,8 @@ _TRANSIENT_ERRNOS = frozenset(
 
 #: A longer `Retry-After` is cut to this.
 MAX_RETRY_AFTER = timedelta(days=1)
+#: A number of seconds or milliseconds that is larger than `MAX_RETRY_AFTER`, and still fits a timedelta.
+_MAX_NUMBER = 1e9
 
 #: A chain of causes longer than this is not followed.
 _MAX_CAUSES = 10
@@ -257,7 +259,7 @@ def _to_duration(given: Any) -> timedelta | None:
         return given
     try:
         seconds = float(given)
-        return timedelta(seconds=min(seconds, MAX_RETRY_AFTER.total_seconds() * 1000)) if seconds >= 0 else None
+        return timedelta(seconds=min(seconds, _MAX_NUMBER)) if seconds >= 0 else None
     except (TypeError, ValueError, OverflowError):
         return None
 
