@@ -160,7 +160,7 @@ def test_mail_is_taken_once_and_in_the_order_of_its_arrival() -> None:
 
 def test_a_message_is_text_or_content_parts() -> None:
     for content in ("", "hello", [], ["hello", {"type": "image"}]):
-        mail = Mail(mail_id="1", topic="message", body=encode_message(content))  # type: ignore[arg-type]
+        mail = Mail(mail_id="1", topic="message", body=encode_message(content))
         assert decode_message(mail) == content
         assert TurnMessage.from_mail(mail).prompt == content
 
