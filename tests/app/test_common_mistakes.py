@@ -1,5 +1,6 @@
 """What a newcomer reads after a mistake that many make."""
 
+import asyncio
 import functools
 import subprocess
 import sys
@@ -8,13 +9,13 @@ from typing import Any
 
 import pytest
 from tests.failed_runs import fails_with
-from tests.scripted_model import ScriptedModel
+from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, App, Reply, tool
 from holdfast.adapters.openai_agents import durable as sdk_durable
 from holdfast.adapters.pydantic_ai import durable as pydantic_durable
 from holdfast.batteries.budget import Budget, BudgetError, Limit
-from holdfast.errors import DefinitionError, RunConflict, StoreError
+from holdfast.errors import ClaimLost, DefinitionError, RunConflict, StoreError
 
 
 async def answer(messages: Any, tools: Any) -> Reply:
@@ -129,3 +130,20 @@ async def test_an_app_that_was_never_opened_says_how_to_open_it() -> None:
     for operation in (app.get("r"), app.submit("a", "go"), app.cancel("r")):
         with pytest.raises(DefinitionError, match="the App is not open: use it as `async with app:`"):
             await operation
+
+
+async def test_a_tool_that_raises_that_another_run_was_lost_leaves_its_own_run_to_the_workers() -> None:
+    tries = 0
+
+    @tool(effect="idempotent")
+    async def resume_other() -> str:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise ClaimLost("other", 1, 2)
+        return "resumed"
+
+    model = ScriptedModel(tool_reply(call("c", "resume_other")), "done")
+    async with App([Agent(name="a", model=model, tools=[resume_other])], "memory:") as app, asyncio.timeout(30):
+        assert (await app.run("a", "go")).output == "done"
+    assert tries == 2

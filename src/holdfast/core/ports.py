@@ -77,6 +77,9 @@ class Checkpointer(Protocol):
         """Write progress that the save interval deferred, and end the attempt of a run that has not ended.
 
         Returns False if the mail that the run would wait for has arrived: a worker resumes the run immediately.
+
+        Raises:
+            RunLost: another worker owns the run. Nothing was written.
         """
         ...
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +17,7 @@ from holdfast.core.errors import (
     ProcessExit,
     RunError,
     RunInterrupted,
+    RunLost,
     RunParked,
     Shutdown,
     convert_process_exit,
@@ -207,7 +209,12 @@ async def _finalize_checkpoint(
 ) -> bool:
     """Return False if the run has to read its mail before it may end or wait."""
     checkpointer = attempt.checkpointer
-    if checkpointer is None or end is AttemptEnd.LOST:
+    if checkpointer is None:
+        return True
+    if end is AttemptEnd.LOST:
+        # If the error is about another run, this worker still owns the run and would keep it: the fence decides.
+        with suppress(RunLost):
+            await checkpointer.leave(Leave(reason=str(error), strike=True))
         return True
     if ends_turn(attempt, end, error):
         if error is not None and not await _close_waits(attempt):
