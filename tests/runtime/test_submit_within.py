@@ -1,5 +1,6 @@
 """submit(connection=...): the run exists if and only if the transaction of the user commits."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -131,6 +132,26 @@ async def test_it_does_not_if_the_transaction_is_rolled_back(app: App, database:
         await app.submit(AGENT, "one", run_id=run_id, connection=connection)
     # The id is free: another prompt is no conflict.
     assert (await app.run(AGENT, "two", run_id=run_id)).output == "1 messages"
+
+
+async def test_other_runs_continue_while_a_transaction_has_the_id_that_another_caller_submits(
+    app: App, database: str
+) -> None:
+    async with _psycopg(database) as (connection, commit), asyncio.timeout(60):
+        await app.submit(AGENT, "one", run_id="twice", connection=connection)
+        repeated = asyncio.create_task(app.submit(AGENT, "one", run_id="twice"))
+        assert (await app.run(AGENT, "two")).output == "1 messages"
+        assert not repeated.done()
+        await commit()
+        assert await repeated == "twice"
+    assert (await app.result("twice")).output == "1 messages"
+
+
+async def test_a_large_transaction_does_not_use_up_the_locks_of_the_server(app: App, database: str) -> None:
+    async with _psycopg(database) as (connection, _):
+        await connection.execute("select holdfast.submit('nobody', 'one') from generate_series(1, 520)")
+        held = "select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()"
+        assert await (await connection.execute(held)).fetchone() == (500,)
 
 
 async def test_the_prompt_is_redacted_as_in_every_other_write(database: str) -> None:

@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from holdfast.checkpoint.errors import RunExists, RunNotFound, StoreClosed, StoreError, StorePermissionError
@@ -38,7 +39,7 @@ from holdfast.stores.postgres.notify import ChangeNotifier
 from holdfast.stores.postgres.queries import Queries
 from holdfast.stores.postgres.records import make_receipt
 from holdfast.stores.postgres.schema import check_health, prepare_schema, read_schema_version
-from holdfast.stores.postgres.user_transaction import UserTransactions, queue_run
+from holdfast.stores.postgres.user_transaction import UserTransactions, queue_run, retry_while_locked
 from holdfast.stores.postgres.write_requests import AppendRequest, Command, Response, measure_entries, raise_refusal
 from holdfast.stores.postgres.writer import Writer
 
@@ -190,7 +191,8 @@ class PostgresStore:
             if begin is not None:
                 raise RunExists(run.run_id, begin=begin)
             return None
-        response = await self._execute(_make_create_command(run, worker_id))
+        make_command = partial(_make_create_command, run, worker_id)
+        response = await retry_while_locked(self._execute, make_command, self._database.timeout_s)
         # Without a token it was queued: a limit is reached.
         return _make_claim(run.run_id, worker_id, response) if worker_id and "token" in response else None
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -21,7 +21,17 @@ from holdfast.core.errors import DefinitionError
 from holdfast.db.postgres_connection import DeadlinePassed, is_connection_lost
 from holdfast.ids import make_uuid
 from holdfast.stores.postgres.database import Database, ReaderPool, SqlFiles
-from holdfast.stores.postgres.write_requests import AppendRequest, Command, measure_entries, raise_refusal
+from holdfast.stores.postgres.write_requests import (
+    AppendRequest,
+    Command,
+    IdLocked,
+    Response,
+    measure_entries,
+    raise_refusal,
+)
+
+#: How often a run is created again whose id is locked.
+_LOCK_POLL_S = 0.1
 
 _PARAMETERS = ("operation", "layout", "checksum", "body")
 
@@ -47,6 +57,25 @@ async def queue_run(connection: Any, command: Command, sql: SqlFiles) -> bytes |
         )
     found = await execute(connection, sql, values)
     return None if found is None else bytes(found)
+
+
+async def retry_while_locked(
+    execute: Callable[[Command], Awaitable[Response]], make_command: Callable[[], Command], timeout_s: float
+) -> Response:
+    """Create a run. While a transaction of a user that has created its id is open, repeat that, alone.
+
+    Raises:
+        IdLocked: it is still open after `timeout_s`.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while True:
+        try:
+            return await execute(make_command())
+        except IdLocked:
+            if loop.time() > deadline:
+                raise
+        await asyncio.sleep(_LOCK_POLL_S)
 
 
 def _call(sql: SqlFiles, *placeholders: str) -> str:

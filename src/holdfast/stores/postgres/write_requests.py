@@ -21,6 +21,7 @@ from holdfast.checkpoint.errors import (
     RunNotClaimable,
     RunNotFound,
     StoreError,
+    StoreUnavailable,
     UnreadMail,
 )
 from holdfast.checkpoint.journal import Append, Entry, pack_segment
@@ -301,6 +302,10 @@ def _encode_segments(requests: Sequence[WriteRequest], packer: PagePacker) -> li
     ]
 
 
+class IdLocked(StoreUnavailable):
+    """A transaction of a user has created a run with this id, and is still open."""
+
+
 def raise_refusal(request: WriteRequest, response: Response) -> NoReturn:
     """Raise the error for a refused request. Nothing was written."""
     raise _map_refusal(request, request.run_id or "", response)
@@ -314,6 +319,8 @@ def _map_refusal(request: WriteRequest, run_id: str, response: Response) -> Chec
             return make_order_error(run_id, request.first_seq, response["due"])
         case "exists":
             return RunExists(run_id)
+        case "locked":
+            return IdLocked(f"run {run_id} is being created in a transaction that has not ended; nothing was written")
         case "missing":
             return RunNotFound(run_id)
         case "busy":

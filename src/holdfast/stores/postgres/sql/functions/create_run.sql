@@ -6,7 +6,15 @@ declare
     is_background boolean := coalesce((p ->> 'background')::boolean, false);
     due timestamptz := coalesce((p ->> 'not_before')::timestamptz, now());
     new_token bigint := 0;
+    lock_key bigint := holdfast.id_lock(p ->> 'run_id');
 begin
+    -- A transaction of a user that has created this id may still be open: an insert would wait for its end, and with it all
+    -- runs of the batch. Not held: a batch of many new runs would need many locks.
+    if not pg_try_advisory_lock(lock_key) then
+        answer := jsonb_build_object('error', 'locked');
+        return;
+    end if;
+    perform pg_advisory_unlock(lock_key);
     -- Without the knowledge of which local workers are dead: their leases count.
     if claimed and (p ->> 'within_limits')::boolean and not holdfast.has_slot(
         p ->> 'agent_name', p ->> 'concurrency_key', p ->> 'parent_run_id', is_background, '', '{}'
@@ -41,4 +49,10 @@ begin
         on conflict do nothing;
     end if;
 end
+$$;
+
+-- The key of the lock that a transaction of a user holds on the id of a run that it has created.
+create or replace function holdfast.id_lock(p_run_id text) returns bigint
+language sql immutable as $$
+    select hashtextextended('holdfast run ' || p_run_id, 0)
 $$;

@@ -7,7 +7,13 @@ set jit = off
 as $$
 declare
     made record;
+    locks integer := coalesce(nullif(current_setting('holdfast_store.locks', true), ''), '0');
 begin
+    -- Not for all runs of a large transaction: the locks of the whole server fit into one table.
+    if locks < 500 then
+        perform pg_advisory_xact_lock(holdfast.id_lock(p ->> 'run_id'));
+        perform set_config('holdfast_store.locks', (locks + 1)::text, true);
+    end if;
     select c.key, c.answer into made from holdfast.create_run(p) c;
     if made.key is null then
         return (
