@@ -71,7 +71,7 @@ class Signature:
             TypeError: they do not fit the parameters.
         """
         if not kwargs and len(args) == len(self._positional) == len(self._fields):
-            return dict(zip(self._positional, args, strict=True))  # `bind` is a tenth of a step
+            return {name: args[index] for index, name in enumerate(self._positional)}  # `bind` is a tenth of a step
         return dict(self._parameters.bind(*args, **kwargs).arguments)
 
     def convert_arguments(self, given: Any) -> dict[str, Any]:
@@ -179,7 +179,8 @@ class ToolPolicy:
         _check_retry(effect, retry)
         if not isinstance(approval, bool | ApprovalRequest):
             check_callable("approval", approval)
-        for name, value in zip(self.__slots__, (effect, reconcile, in_doubt, retry, approval), strict=True):
+        given = {"reconcile": reconcile, "in_doubt": in_doubt, "retry": retry, "approval": approval}
+        for name, value in {"effect": effect, **given}.items():
             object.__setattr__(self, name, value)
 
     def request_approval(self, arguments: dict[str, Any]) -> ApprovalRequest | None:
@@ -411,7 +412,7 @@ def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     known = list(inspect.signature(Tool).parameters)[1:]
     for name in options:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
+            close = difflib.get_close_matches(name, known)
             hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(known)}"
             raise DefinitionError(f"@tool has no option {name}: {hint}")
     return functools.partial(Tool, **options)
