@@ -1,11 +1,14 @@
 """Amounts as they are shown, and text as it is typed."""
 
+import logging
+import sys
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from holdfast.cli.options import parse_labels, parse_past_time, parse_resolutions
 from holdfast.cli.output import UsageError, one_line, sanitize
+from holdfast.cli.program import TerminalFormatter
 from holdfast.db.urls import redact_url
 from holdfast.runtime.reading import formatting
 
@@ -35,6 +38,22 @@ def test_text_is_cut_and_cleaned() -> None:
     assert one_line("abcdef", 4) == "abc…"
     assert sanitize("a\u202eb\u2067\x7f\u2028") == "a\ufffdb\ufffd\ufffd\ufffd"
     assert sanitize("a\x1b[2J\tb\n\x9b\ud800") == "a\ufffd[2J\tb\n\ufffd\ufffd"
+
+
+def test_a_log_record_that_quotes_a_tool_is_one_clean_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def format_record() -> str:
+        try:
+            raise RuntimeError("broken\x1b[2J\nforged")
+        except RuntimeError as exc:
+            record = logging.makeLogRecord({"msg": "call %s failed: %s", "args": ("c1\u202e", exc)})
+            record.exc_info = sys.exc_info()
+        return TerminalFormatter("holdfast: %(message)s").format(record)
+
+    assert format_record() == "holdfast: call c1\ufffd failed: broken\ufffd[2J forged"
+    monkeypatch.setenv("HOLDFAST_DEBUG", "1")
+    shown = format_record()
+    assert "Traceback" in shown
+    assert not set(shown) & set("\x1b\u202e")
 
 
 def test_answers_are_json_or_text() -> None:

@@ -262,6 +262,10 @@ def test_stored_text_cannot_take_over_the_terminal(shell: Shell) -> None:
     assert shell.json("ls")["runs"][0]["prompt"] == f"{unsafe}note ünïcødé 👩‍🚀"
     begin = json.loads(shell.ok("export", "r1").splitlines()[1])
     assert begin["body"]["info"]["prompt"] == f"{unsafe}note ünïcødé 👩‍🚀"
+    assert f"{unsafe}note" in shell.ok("results"), "a file gets the text as it is"
+    terminal = shell.terminal("results")
+    assert terminal.finish() == 0
+    assert not set(terminal.raw) & set(unsafe) - set("[2J31mabc")
 
 
 def test_finished_runs_are_shown_exported_and_forked(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from holdfast.cli.commands.show_tail import show, tail
 from holdfast.cli.commands.top import top
 from holdfast.cli.compare.command import compare
 from holdfast.cli.demo.killing import demo
-from holdfast.cli.output import DEBUG_VARIABLE, is_debug_enabled
+from holdfast.cli.output import DEBUG_VARIABLE, is_debug_enabled, sanitize
 from holdfast.core.log import LIFECYCLE_LOG
 
 #: The sections of `holdfast --help`.
@@ -52,13 +52,14 @@ class _Program(typer.core.TyperGroup):
             formatter.write_dl(list(rows.values()), col_max=12)
 
 
-class _OneLineFormatter(logging.Formatter):
-    """Formats a log record as one line, without a traceback unless `--debug` is set."""
+class TerminalFormatter(logging.Formatter):
+    """Formats a log record as one line, or with its traceback if `--debug` is set. It may quote a model or a tool."""
 
     def format(self, record: logging.LogRecord) -> str:
-        if not is_debug_enabled():
-            record.exc_info = record.exc_text = None
-        return super().format(record)
+        if is_debug_enabled():
+            return sanitize(super().format(record))
+        record.exc_info = record.exc_text = None
+        return " ".join(sanitize(super().format(record)).split())
 
 
 def _print_version(requested: bool) -> None:
@@ -79,7 +80,7 @@ def _configure(
     if debug:
         os.environ[DEBUG_VARIABLE] = "1"
     handler = logging.StreamHandler()
-    handler.setFormatter(_OneLineFormatter("holdfast: %(message)s"))
+    handler.setFormatter(TerminalFormatter("holdfast: %(message)s"))
     log = logging.getLogger("holdfast")
     log.addHandler(handler)
     log.propagate = False

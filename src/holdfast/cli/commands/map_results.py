@@ -24,7 +24,15 @@ from holdfast.cli.options import (
     StoreOption,
     take_options,
 )
-from holdfast.cli.output import CommandError, UsageError, format_error, format_value, print_diagnostic, print_json
+from holdfast.cli.output import (
+    CommandError,
+    UsageError,
+    format_error,
+    format_value,
+    print_diagnostic,
+    print_json,
+    sanitize,
+)
 from holdfast.cli.run_session import run_app
 from holdfast.clock import CLOCK
 from holdfast.core.errors import RunInterrupted
@@ -215,9 +223,11 @@ def results(
         return
     writer = csv.DictWriter(sys.stdout, ("prompt", *_COLUMNS))
     writer.writeheader()
+    clean = sanitize if sys.stdout.isatty() else str
     for row in found:
         output = "" if row["output"] is None else format_value(row["output"])
-        writer.writerow(row | {"output": output, "cost_usd": row["cost_usd"] or ""})
+        shown = row | {"output": output, "cost_usd": row["cost_usd"] or ""}
+        writer.writerow({name: clean(str(value)) for name, value in shown.items()})
 
 
 async def _read_results(store: str, query: RunQuery) -> list[dict[str, Any]]:
