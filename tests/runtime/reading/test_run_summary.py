@@ -198,6 +198,7 @@ async def test_the_times_of_a_run_add_up() -> None:
     [
         (3230.4, 33.3, "53 min 50 s total = 33 s worked + 53 min 17 s waited"),
         (10, 9.96, "10 s total = 10 s worked + 0.0 s waited"),
+        (10, 9.44, "10 s total = 9.0 s worked + 1.0 s waited"),
         (9.96, 0.84, "10 s total = 0.8 s worked + 9.2 s waited"),
         (1.04, 1.04, "1.0 s total = 1.0 s worked + 0.0 s waited"),
     ],

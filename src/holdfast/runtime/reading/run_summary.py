@@ -241,7 +241,7 @@ def describe_reason(run: RunSummary) -> str:
     if run.status is RunStatus.WAITING:
         if run.reason.startswith("the time "):
             return "a time"
-        return _REASON_DETAILS.split(run.reason, maxsplit=1)[0] or "mail"
+        return _REASON_DETAILS.split(run.reason)[0] or "mail"
     if run.status is RunStatus.RUNNING:
         return "no progress"
     return run.reason.partition(": ")[0] or ("its worker died" if run.owner is not None else "")

@@ -1,6 +1,7 @@
 """Drafts: replies in progress, of this process and of others, as deltas and retractions."""
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -137,7 +138,7 @@ class DraftBoard:
         self._store, self._clock, self._on_draft = store, clock, on_draft
         #: By run id.
         self._drafts: dict[str, LocalDraft] = {}
-        self._numbers = 0
+        self._numbers = itertools.count()
         #: Drafts that have changed since they were written.
         self._changed: set[str] = set()
         #: Drafts that are in the store.
@@ -164,8 +165,7 @@ class DraftBoard:
         return None if draft is None else draft.snapshot()
 
     def take_number(self) -> int:
-        self._numbers += 1
-        return self._numbers
+        return next(self._numbers)
 
     def on_change(self, draft: LocalDraft) -> None:
         """Show a draft that has changed, and write it soon."""
@@ -183,7 +183,6 @@ class DraftBoard:
         run_id = draft.claim.run_id
         if self._drafts.get(run_id) is draft:
             del self._drafts[run_id]
-            self._changed.discard(run_id)
 
     async def close(self) -> None:
         """Stop writing."""
