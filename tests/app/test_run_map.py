@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 import textwrap
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 from tests.failed_runs import fails_with
 
 from holdfast import Agent, App, Reply
+from holdfast.core.errors import Shutdown
 from holdfast.errors import DefinitionError
+from holdfast.runtime.run_map import run_batch
 
 
 async def answer(messages: Any, tools: Any) -> Reply:
@@ -64,6 +67,49 @@ async def test_inputs_that_are_added_before_others_change_no_id(tmp_path: Path) 
         second = {item.prompt: item.run_id async for item in app.map("a", ["zero", "one", "two"], id="b")}
         assert second == {**first, "zero": second["zero"]}
         assert await app.count() == 3
+
+
+async def test_ids_come_from_the_batch_and_the_input_and_equal_inputs_are_numbered() -> None:
+    async def run(prompt: Any, run_id: str) -> Any:
+        return prompt
+
+    digests = {"one": "0123456789abcdefXX", "two": "0123456789abcdefYY", "three": "f" * 64}
+    items = run_batch(run, digests.__getitem__, ["one", "one", "three", "two", "one"], "b", 2, ordered=True)
+    assert [item.run_id async for item in items] == [
+        "b.0123456789abcdef",
+        "b.0123456789abcdef.2",
+        "b.ffffffffffffffff",
+        "b.0123456789abcdef.3",
+        "b.0123456789abcdef.4",
+    ]
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+async def test_a_caller_that_leaves_cancels_its_waits_and_lets_them_end(ordered: bool) -> None:
+    ended: list[str] = []
+
+    async def run(prompt: Any, run_id: str) -> Any:
+        try:
+            await (asyncio.sleep(0) if prompt == "one" else asyncio.Event().wait())
+        finally:
+            await asyncio.sleep(0)
+            ended.append(prompt)
+
+    items = run_batch(run, str, ["one", "two", "three"], "b", 3, ordered=ordered)
+    async with aclosing(items):
+        assert (await anext(items)).prompt == "one"
+    assert ended == ["one", "two", "three"]
+
+
+async def test_an_interruption_ends_the_batch_and_is_no_item() -> None:
+    async def run(prompt: Any, run_id: str) -> Any:
+        raise Shutdown("stop") if prompt == "two" else ValueError("no")
+
+    items = run_batch(run, str, ["one", "two", "three"], "b", 3, ordered=True)
+    first = await anext(items)
+    assert (first.index, first.prompt, first.result, str(first.error)) == (0, "one", None, "no")
+    with pytest.raises(Shutdown):
+        await anext(items)
 
 
 async def test_wrong_arguments_are_refused(tmp_path: Path) -> None:

@@ -47,4 +47,4 @@ def exit_on_signal(error: BaseException, number: int, *, can_start_again: bool) 
 
 
 def _print(text: str) -> None:
-    print(f"holdfast: {text}", file=sys.stderr, flush=True)
+    print(f"holdfast: {text}", file=sys.stderr)

@@ -77,9 +77,6 @@ class Value(msgspec.Struct, frozen=True):
 
 Answer = Approve | Deny | Value
 
-#: Characters of the secret of a completion token, at least. A shorter one is refused.
-TOKEN_LENGTH = 32
-
 
 def make_secret(key: str, run_id: str, step: int) -> str:
     """Return the secret of a completion token: random, with its step and a signature.

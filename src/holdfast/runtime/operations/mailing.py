@@ -19,7 +19,6 @@ from holdfast.core.json_schema import find_mismatch
 from holdfast.core.json_value import JsonValue, to_json_value
 from holdfast.core.run.mail import BUDGET_TOPIC, CHILD_TOPIC, ENDED_TOPIC, MESSAGE_TOPIC, encode_message
 from holdfast.core.run.waiting import (
-    TOKEN_LENGTH,
     Answer,
     Approve,
     Decision,
@@ -110,7 +109,7 @@ class Mailer:
             NotWaiting: the token is not valid, or the wait is over. AlreadyAnswered: there is a result already.
         """
         run_id, _, secret = token.rpartition("~") if isinstance(token, str) else ("", "", "")
-        topic = "" if len(secret) < TOKEN_LENGTH else await self._find_topic(run_id, secret)
+        topic = await self._find_topic(run_id, secret) if secret else ""
         if not topic:
             raise NotWaiting("no call waits for this token: it is not valid, or the call has its result")
         await self._post_decision(run_id, "", topic, Value(result).to_decision("", "token"))
