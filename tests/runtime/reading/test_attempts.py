@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import msgspec
 import pytest
@@ -9,11 +10,15 @@ from tests.runtime.conftest import ProcessHarness
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, App, Approve, RunWaiting, WorkerSettings
-from holdfast.checkpoint.progress import MAX_ATTEMPTS, AttemptLog, AttemptRecord
+from holdfast.checkpoint.codec import encode
+from holdfast.checkpoint.progress import MAX_ATTEMPTS, AttemptLog, AttemptRecord, Progress
+from holdfast.checkpoint.record import RunStatus
+from holdfast.checkpoint.store import get_record
 from holdfast.checkpoint.workers import Claim
 from holdfast.core import Tool
 from holdfast.core.errors import RunFailed
 from holdfast.core.run.status import AttemptEnd
+from holdfast.runtime.reading.run_views import read_attempts
 from holdfast.stores.memory import MemoryStore
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -71,3 +76,36 @@ def test_attempts_that_waited_are_dropped_before_those_that_died() -> None:
         log = AttemptLog.begin(f"w-{number}", NOW, attempts)
         attempts = log.at_save(NOW, None if number == 2 else AttemptEnd.WAITING)
     assert [attempt.number for attempt in attempts] == [2, *range(3 * MAX_ATTEMPTS - 9, 3 * MAX_ATTEMPTS)]
+
+
+@pytest.mark.parametrize(
+    ("given", "changes", "ends"),
+    [
+        ([], {"status": RunStatus.QUEUED}, []),
+        ([(1, "w", AttemptEnd.INTERRUPTED)], {"status": RunStatus.QUEUED}, []),
+        ([(1, "w", None)], {"status": RunStatus.INTERRUPTED}, [(1, "w", "died")]),
+        ([(1, "w", None)], {"owner": "w"}, [(1, "w", "died")]),
+        ([(1, "w", None)], {"owner": "w", "owner_alive": True}, [(1, "w", None)]),
+        ([(1, "w", None)], {"owner": None}, [(1, "w", "died")]),
+        ([], {"owner": "w"}, [(1, "w", "died")]),
+        ([], {"owner": "w", "owner_alive": True}, [(1, "w", None)]),
+        ([(3, "v", None), (4, "w", AttemptEnd.WAITING)], {"owner": "w", "owner_alive": True},
+         [(3, "v", "died"), (4, "w", "waiting"), (5, "w", None)]),
+        ([(3, "v", None)], {"owner": "w"}, [(3, "v", "died"), (4, "w", "died")]),
+        (None, {"owner": "w"}, []),
+    ],
+)  # fmt: skip
+async def test_the_attempt_of_an_owner_that_has_not_saved_is_listed_too(
+    given: list[tuple[int, str, AttemptEnd | None]] | None, changes: dict[str, Any], ends: list[tuple[int, str, str]]
+) -> None:
+    store = MemoryStore()
+    async with App([Agent(name="a", model=ScriptedModel("done"))], store, worker=False) as app:
+        await app.submit("a", "go", run_id="r")
+        record = await get_record(store, "r")
+    attempts = [AttemptRecord(number=number, worker_id=worker, end=end) for number, worker, end in given or ()]
+    progress = b"\xff" if given is None else encode(Progress(attempts=tuple(attempts)))
+    changes = {"status": RunStatus.RUNNING, "owner_alive": False, "progress": progress, **changes}
+    found = read_attempts(msgspec.structs.replace(record, **changes))
+    assert [(each.number, each.worker_id, each.end) for each in found] == ends
+    if len(found) > len(attempts):
+        assert (found[-1].began_at, found[-1].saved_at) == (record.updated_at, record.updated_at)

@@ -16,6 +16,7 @@ from holdfast.checkpoint.record import Release, RunStatus
 from holdfast.checkpoint.workers import WorkerIdentity, this_process
 from holdfast.core.errors import DefinitionError, RunFailed
 from holdfast.runtime.reading.run_summary import describe_run
+from holdfast.runtime.reading.run_views import make_filter
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.manual_clock import ManualClock
 
@@ -212,13 +213,41 @@ async def test_a_waiting_run_says_what_it_waits_for() -> None:
         {"until": 3},
         {"limit": 0},
         {"limit": "50"},
+        {"limit": True},
         {"cursor": 3},
+        {"agent": "x" * 1_001},
+        {"labels": {7: "a"}},
+        {"labels": {str(number): "" for number in range(9)}},
+        {"labels": {"x" * 1_001: "a"}},
+        {"labels": {"team": "x" * 1_001}},
     ],
 )
 async def test_a_wrong_argument_is_refused(query: Any) -> None:
     async with App([payer], MemoryStore(), worker=IDLE) as app:
         with pytest.raises(DefinitionError):
             await app.list(**query)
+
+
+async def test_arguments_at_their_bounds_are_accepted() -> None:
+    labels = {**{"x" * 1_000 + str(number): "" for number in range(8)}, "holdfast.type": "conversation"}
+    labels = {name[-1_000:]: "x" * 1_000 for name in labels}
+    async with App([payer], MemoryStore(), worker=IDLE) as app:
+        assert (await app.list(limit=1, agent="x" * 1_000, labels=labels)).runs == ()
+
+
+@pytest.mark.parametrize(
+    ("status", "stored", "wanted"),
+    [
+        (None, None, None),
+        ("done", {RunStatus.DONE}, {RunStatus.DONE}),
+        (RunStatus.PARKED, {RunStatus.PARKED}, {RunStatus.PARKED}),
+        (["interrupted", "done"], {RunStatus.INTERRUPTED, RunStatus.DONE, RunStatus.RUNNING},
+         {RunStatus.INTERRUPTED, RunStatus.DONE}),
+    ],
+)  # fmt: skip
+def test_a_run_that_is_stored_as_running_may_be_interrupted(status: Any, stored: Any, wanted: Any) -> None:
+    run_filter, found = make_filter(status=status)
+    assert (run_filter.statuses, found) == (stored, wanted)
 
 
 async def test_a_run_with_one_waiting_call_names_no_further_calls() -> None:
