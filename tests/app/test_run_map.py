@@ -74,7 +74,9 @@ async def test_ids_come_from_the_batch_and_the_input_and_equal_inputs_are_number
         return prompt
 
     digests = {"one": "0123456789abcdefXX", "two": "0123456789abcdefYY", "three": "f" * 64}
-    items = run_batch(run, digests.__getitem__, ["one", "one", "three", "two", "one"], "b", 2, ordered=True)
+    items = run_batch(
+        run, lambda prompt: digests[str(prompt)], ["one", "one", "three", "two", "one"], "b", 2, ordered=True
+    )
     assert [item.run_id async for item in items] == [
         "b.0123456789abcdef",
         "b.0123456789abcdef.2",

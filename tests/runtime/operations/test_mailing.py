@@ -76,14 +76,15 @@ async def test_pending_calls_are_filtered_and_waiting_runs_are_read_once() -> No
         hour = timedelta(hours=1)
         await clock.advance(hour)
         store.calls.clear()
-        for given, found in [
+        cases: list[tuple[dict[str, Any], bool]] = [
             ({}, True),
             ({"agent": "a", "caller": "ann", "tool": "ask_person", "older_than": hour}, True),
             ({"older_than": hour + timedelta(seconds=1)}, False),
             ({"agent": "b"}, False),
             ({"caller": "bob"}, False),
             ({"tool": "pay"}, False),
-        ]:
+        ]
+        for given, found in cases:
             assert [each.call_id for each in await app.pending(**given)] == (["c"] if found else []), given
         assert set(store.calls) == {"list_page"}, "no mail of a run that waits is read: it would have woken it"
 

@@ -49,7 +49,7 @@ async def record_verdict(store: RunStore, run_id: str, name: str, value: str, *,
     async def work(cursor: Cursor) -> None:
         # Later than every earlier one, although the clocks of two hosts differ.
         [(newest,)] = await cursor.execute("SELECT max(at) FROM verdict WHERE run_id = ? AND name = ?", (run_id, name))
-        row = (run_id, name, value, by, max(at, (newest or 0) + 1))
+        row = (run_id, name, value, by, at if newest is None else max(at, newest + 1))
         await cursor.execute("INSERT INTO verdict (run_id, name, value, decided_by, at) VALUES (?, ?, ?, ?, ?)", row)
 
     tables = store.tables()

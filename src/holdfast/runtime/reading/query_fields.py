@@ -34,8 +34,8 @@ def _read_fields() -> tuple[QueryField, ...]:
     fields = []
     for name, hint in get_type_hints(RunQuery, include_extras=True).items():
         value, text = get_args(hint)
-        kinds = {_KINDS[get_origin(each) or each] for each in get_args(value) if (get_origin(each) or each) in _KINDS}
-        fields.append(QueryField(name, kinds.pop() if kinds else "text", text))
+        types = (get_origin(each) or each for each in get_args(value))
+        fields.append(QueryField(name, next((_KINDS[each] for each in types if each in _KINDS), "text"), text))
     return tuple(fields)
 
 
