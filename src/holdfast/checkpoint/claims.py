@@ -12,6 +12,7 @@ import msgspec
 
 from holdfast.checkpoint.codec import Outcome, decode, decode_begin, encode
 from holdfast.checkpoint.errors import (
+    ClaimLost,
     RecordDecodeError,
     RunBusy,
     RunDamaged,
@@ -310,7 +311,12 @@ async def cancel_run(claims: Claims, run_id: str) -> None:
             await claims.release_claim(claim, undo)
             raise
         else:
-            await claims.release_durably(claim, release)
+            try:
+                await claims.release_durably(claim, release)
+            except ClaimLost:
+                # A parent that is cancelled at this moment may have attached to it. That is not the loss of the parent.
+                await request_cancel(claims, run_id)
+                return
             if release.notify is not None:
                 await claims.wake_parents(release.notify.run_id)
             is_removed = release.status is RunStatus.CANCELLED and not retention.cancelled
