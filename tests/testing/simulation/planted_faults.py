@@ -191,6 +191,28 @@ FAULTS: dict[str, PlantedFault] = {
     "workflow: the winner of a race is forgotten": PlantedFault(
         Race.run, "recorded = self._run.find(step)", "recorded = self._run.find(step) and None", "memory", 400
     ),
+    "memory: progress clears no strikes": PlantedFault(
+        MemoryRun.apply_append, "self.strikes = 0", "pass", "memory", 200
+    ),
+    "calls: the claim is not verified": PlantedFault(StoreCheckpointer.verify, "range(2)", "range(0)", "memory", 600),
+    "calls: an approved call is not saved before it starts": PlantedFault(
+        ToolCalls.try_execute, "if has_waited and request.effect is _ONCE:", "if False:", "memory", 200
+    ),
+    "calls: the result of a once call is not saved at once": PlantedFault(
+        ToolCalls._end_call,
+        "force = self._attempt, request.effect is _ONCE",
+        "force = self._attempt, False",
+        "memory",
+    ),
+    "calls: the results of a step are not saved at once": PlantedFault(
+        ToolCalls.end_step, "force = self._has_once_call", "force = False", "memory", 200
+    ),
+    "calls: a result within a batch is not saved at once": PlantedFault(
+        ToolCalls.try_execute, "save(force=request.effect is _ONCE)", "save()", "memory", 400
+    ),
+    "memory: children are purged before their parents": PlantedFault(
+        MemoryStore.purge, "and not self._is_needed_by_parent(run)", "", "memory"
+    ),
     "shutdown: a write in flight is cancelled": PlantedFault(
         shielded, "await asyncio.shield(task)", "await task", "sqlite"
     ),

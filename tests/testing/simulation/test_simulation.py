@@ -13,7 +13,9 @@ from holdfast.checkpoint.store import RunStore
 from holdfast.core import Message, ToolSchema
 from holdfast.testing.simulation import SimulationFailed, simulate
 from holdfast.testing.simulation.plan import StoreKind
+from holdfast.testing.simulation.scenarios.draw_plan import make_plan
 from holdfast.testing.simulation.simulate import format_failure, run_seed, shrink
+from holdfast.testing.simulation.world.world import World
 
 STORES: tuple[StoreKind, ...] = ("memory", "sqlite")
 #: Schedules of one test: SQLite takes several times as long.
@@ -36,11 +38,12 @@ def test_no_schedule_of_the_fixed_seeds_breaks_a_promise(chunk: int, store: Stor
     check_seeds(chunk * COUNTS[store], store)
 
 
-#: Found faults: an answer that came while a branch of a workflow recorded its expiry let the run resume endlessly; a
-#: person could not resolve a call in doubt whose branch had lost a race in the same attempt; a step that a workflow
-#: cancelled while its result was saved was recorded a second time, as cancelled; an I/O error of a started run's cancel
-#: failed the workflow, and one while a child run was created too; a wait of a branch that had lost a race just before a
-#: crash let the run resume endlessly; the audit did not know that a cancelled workflow had restarted.
+#: Faults that plans without hazards have found: an answer that came while a branch of a workflow recorded its expiry
+#: let the run resume endlessly; a person could not resolve a call in doubt whose branch had lost a race in the same
+#: attempt; a step that a workflow cancelled while its result was saved was recorded a second time, as cancelled; an I/O
+#: error of a started run's cancel failed the workflow, and one while a child run was created too; a wait of a branch
+#: that had lost a race just before a crash let the run resume endlessly; the audit did not know that a cancelled
+#: workflow had restarted.
 FOUND: dict[int, StoreKind] = {
     865989914: "memory",
     5001833: "memory",
@@ -57,10 +60,18 @@ FOUND: dict[int, StoreKind] = {
     285101131: "memory",
 }
 
+#: Those that hazards have found: a run whose cancel met a resumed child stayed with its live worker, which did nothing.
+FOUND_WITH_HAZARDS: dict[int, StoreKind] = {125: "memory"}
+
 
 @pytest.mark.parametrize("seed", FOUND)
 def test_no_schedule_that_found_a_fault_breaks_a_promise(seed: int) -> None:
-    assert run_seed(seed, FOUND[seed]).problems == []
+    assert World(make_plan(seed, FOUND[seed], hazards=False)).run().problems == []
+
+
+@pytest.mark.parametrize("seed", FOUND_WITH_HAZARDS)
+def test_no_schedule_with_hazards_that_found_a_fault_breaks_a_promise(seed: int) -> None:
+    assert run_seed(seed, FOUND_WITH_HAZARDS[seed]).problems == []
 
 
 @pytest.mark.parametrize("store", STORES)

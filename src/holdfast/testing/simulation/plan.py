@@ -6,7 +6,7 @@ from typing import Any, Literal
 StoreKind = Literal["memory", "sqlite"]
 FaultKind = Literal[
     "kill", "freeze", "close", "end_loop", "cancel_all", "clock_jump", "slow_store", "failing_store", "lost_notices",
-    "false_notices", "disk_error", "disk_kill", "power_cut",
+    "false_notices", "disk_error", "disk_kill", "power_cut", "call_kill", "call_freeze",
 ]  # fmt: skip
 ActionKind = Literal["send", "signal", "answer", "cancel", "watch", "result", "say", "fork"]
 
@@ -51,7 +51,7 @@ class Fault:
     step: int
     #: Which of the processes, counted from zero.
     target: int
-    #: Seconds, a probability, or a number of disk calls.
+    #: Seconds, a probability, or a number of disk calls or steps.
     amount: float
 
 
@@ -77,6 +77,10 @@ class Plan:
     budget: int = 0
     #: Seconds for which finished runs are kept. Zero: for days.
     retention: float = 0.0
+    #: Seconds between two saves of a run. Zero: it saves every step.
+    save_interval: float = 0.0
+    #: The outcome of a `once` call in doubt can be looked up.
+    reconciles: bool = False
     #: Whether a worker that is silent is dead, as in another container; else its process decides.
     by_lease: bool = False
 

@@ -1,6 +1,7 @@
 """What is known outside of the store: effects, acknowledgements that clients got, events that they saw."""
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -43,6 +44,8 @@ class WorldLedger:
     scheduler: Scheduler
     #: A process that was frozen may repeat a model call or a pure call, and writes nothing of it.
     has_zombies: bool
+    #: A save takes no time: the result of a `once` call is durable before the clock advances.
+    saves_immediately: bool
     #: One line for each thing that happened; two worlds with the same seed have the same.
     trace: list[str] = field(default_factory=list)
     begun: Counter[ToolEffect] = field(default_factory=Counter)
@@ -65,6 +68,17 @@ class WorldLedger:
     problems: list[str] = field(default_factory=list)
     #: By run: steps that are durable for sure, since a `once` call of the step has begun.
     durable_steps: dict[str, int] = field(default_factory=dict)
+    #: How many processes were killed, and how many of them before the run was last known to have finished a step.
+    kills: int = 0
+    kills_before_step: dict[str, int] = field(default_factory=dict)
+    #: By run and call: the result of a `once` call or a transaction that a model or a workflow has seen. It is durable.
+    final: dict[tuple[str, str], Any] = field(default_factory=dict)
+    #: The run and the call of each `once` call that has begun.
+    once: set[tuple[str, str]] = field(default_factory=set)
+    #: By process: when a `once` call has ended, its run and id, and its result.
+    ended: dict[int, list[tuple[float, tuple[str, str], str]]] = field(default_factory=partial(defaultdict, list))
+    #: Called when a model or a tool is called.
+    on_call: Callable[[], None] = field(default=lambda: None)
     #: By run of a workflow: what its code has seen, by place, in any attempt.
     seen: dict[str, dict[str, str]] = field(default_factory=partial(defaultdict, dict))
     #: By run of a workflow: what of it is durable for sure, since a later `once` call has begun.
@@ -82,8 +96,6 @@ class WorldLedger:
     limit: int = 0
     #: By message of a conversation: the step of the world at which a client first sent it.
     asked_at: dict[str, int] = field(default_factory=dict)
-    #: By run and call: the result of a transaction that a model or a workflow has seen. It is durable.
-    booked: dict[tuple[str, str], str] = field(default_factory=dict)
     #: By fork: the last step that it has copied.
     forks: dict[str, int] = field(default_factory=dict)
 
@@ -98,20 +110,46 @@ class WorldLedger:
         elif effect.step <= self.forks.get(effect.run_id, 0):
             self.problems.append(f"{effect} was repeated in a fork after step {self.forks[effect.run_id]}")
         if effect.kind == "once":
-            if self.begun[effect] > 1:
-                self.problems.append(f"{effect} was made {self.begun[effect]} times")
-            known = self.durable_steps.get(effect.run_id, 0)
-            self.durable_steps[effect.run_id] = max(known, effect.step)
+            self._begin_once(effect)
         if effect.step < self.durable_steps.get(effect.run_id, 0) and not self.has_zombies:
             self.problems.append(
                 f"{effect} was made after a once call of step {self.durable_steps[effect.run_id]} had begun"
             )
+        self.on_call()
+
+    def _begin_once(self, effect: ToolEffect) -> None:
+        if self.begun[effect] > 1:
+            self.problems.append(f"{effect} was made {self.begun[effect]} times")
+        # A process that was frozen after it had given the call to a thread cannot know better.
+        elif effect.call_id in self.results[effect.run_id] and effect.tool != "blocking":
+            self.problems.append(
+                f"{effect} was made after its result was {self.results[effect.run_id][effect.call_id]}"
+            )
+        self.once.add((effect.run_id, effect.call_id))
+        if effect.step > max(1, self.durable_steps.get(effect.run_id, 0)):
+            self.kills_before_step[effect.run_id] = self.kills
+        self.durable_steps[effect.run_id] = max(self.durable_steps.get(effect.run_id, 0), effect.step)
+
+    def count_begun(self, run_id: str, call_id: str) -> int:
+        """Return how often a call has begun."""
+        return max((n for each, n in self.begun.items() if (each.run_id, each.call_id) == (run_id, call_id)), default=0)
 
     def finish(self, effect: ToolEffect) -> str:
         """Record the end of a call, and return its result: a call that is repeated has another one."""
         self.note(f"{effect} has ended")
         self.finished[effect] += 1
-        return f"{effect.call_id} {_RESULTS.get(effect.kind, 'done')}, call {self.begun[effect]}"
+        result = f"{effect.call_id} {_RESULTS.get(effect.kind, 'done')}, call {self.begun[effect]}"
+        # A thread may end after its call was cancelled. The result of a deferred call comes later.
+        if effect.kind == "once" and effect.tool not in ("blocking", "deferred") and self.scheduler.process is not None:
+            end = self.scheduler.now, (effect.run_id, effect.call_id), result
+            self.ended[self.scheduler.process.number].append(end)
+        return result
+
+    def look_up(self, run_id: str, call_id: str) -> int:
+        """Return how often a call that is in doubt has begun."""
+        if (run_id, call_id) in self.final:
+            self.problems.append(f"run {run_id}: {call_id} is in doubt after it was {self.final[run_id, call_id]!r}")
+        return self.count_begun(run_id, call_id)
 
     # -- workflows ----------------------------------------------------------------------------------------------
 
@@ -126,17 +164,18 @@ class WorldLedger:
         if known is not None and known != repr(value) and not self.has_zombies:
             self.problems.append(f"run {run_id}: the value of step {place} was {known}, and is {value!r} later")
         self.seen[run_id][place] = repr(value)
-        if self._see_booking(run_id, place, value):
+        if self._see_result(run_id, place, value):
             self.durable_values[run_id] |= {**self.asked.pop((run_id, place), {}), place: repr(value)}
         self.results[run_id][place] = value
 
-    def _see_booking(self, run_id: str, place: str, value: Any) -> bool:
-        """Return whether this is the result of a transaction, and check that it is the one that was seen before."""
-        if not isinstance(value, str) or not value.startswith(f"{place} booked, call "):
-            return False
-        if (known := self.booked.setdefault((run_id, place), value)) != value:
-            self.problems.append(f"run {run_id}: transaction {place} was {known!r}, and is {value!r} later")
-        return True
+    def _see_result(self, run_id: str, place: str, value: Any) -> bool:
+        """Return whether this is the result of a transaction. Check that a final one has not changed."""
+        is_booked = isinstance(value, str) and value.startswith(f"{place} booked, call ")
+        if is_booked or (run_id, place) in self.once:
+            known = self.final.setdefault((run_id, place), value)
+            if known != value:
+                self.problems.append(f"run {run_id}: the result of {place} was {known!r}, and is {value!r} later")
+        return is_booked
 
     def _check_place(self, effect: ToolEffect) -> None:
         durable = self.durable_values[effect.run_id]
@@ -149,7 +188,7 @@ class WorldLedger:
         """A call of a workflow is undone. Those at the top of a script are undone in the reverse of their order."""
         self.note(f"{run_id}: {place} is undone")
         seen, undone = self.seen[run_id], self.undone[run_id]
-        if not any(each.run_id == run_id and each.call_id == place for each in self.begun):
+        if not self.count_begun(run_id, place):
             self.problems.append(f"run {run_id}: {place} was undone, and never made")
         top, later = f"{place.partition('.')[0]}.t", False
         for other in seen:
@@ -171,11 +210,15 @@ class WorldLedger:
 
     def forget_process(self, process: int) -> None:
         """The process has died: it executes nothing more."""
+        for when, call, result in self.ended.pop(process, ()):
+            if self.saves_immediately and when < self.scheduler.now:
+                self.final.setdefault(call, result)
         for key in [key for key in self.active if key[0] == process]:
             del self.active[key]
 
     def call_model(self, run_id: str, replies: int, heard: list[str], results: dict[str, Any], *, check: bool) -> None:
         self.note(f"{run_id}: model call {replies + 1}")
+        self.on_call()
         if check and not self.has_zombies and replies + 1 <= self.durable_steps.get(run_id, 0):
             self.problems.append(
                 f"run {run_id}: the model was asked for reply {replies + 1} after a once call of step"
@@ -186,7 +229,7 @@ class WorldLedger:
         self.heard[run_id] = heard
         self.ever_heard[run_id].update(heard)
         for call_id, value in results.items():
-            self._see_booking(run_id, call_id, value)
+            self._see_result(run_id, call_id, value)
         self.results[run_id].update(results)
 
     def acknowledge(self, kind: str, run_id: str, what: Any = None) -> None:

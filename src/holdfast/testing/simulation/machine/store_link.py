@@ -23,7 +23,7 @@ class Weather:
         self._random = random.Random(seed)
         #: Seconds that a request and its answer may take. Zero: none.
         self.slowness = 0.0
-        #: Probability that a request fails before, or after, it was executed.
+        #: Probability that a request is lost. What a request without an answer has changed is for its store to know.
         self.failing = 0.0
         #: Probabilities that a change is not announced, and that an announcement is made without a change.
         self.lost_notices = 0.0
@@ -42,10 +42,8 @@ class SharedMemory:
     def __init__(self, scheduler: Scheduler, store: MemoryStore, weather: Weather, lease: float) -> None:
         self.store, self.weather, self.lease, self.scheduler = store, weather, lease, scheduler
         self.links: list[StoreLink] = []
-        self.changes = 0
 
     def announce(self) -> None:
-        self.changes += 1
         for link in self.links:
             if not self.weather.happens(self.weather.lost_notices):
                 link.on_change()
@@ -64,7 +62,7 @@ class StoreLink:
     def __init__(self, shared: SharedMemory, process: SimulatedProcess) -> None:
         self._shared, self._process = shared, process
         self._is_open = False
-        self._seen = 0
+        self._has_news = False
         self._waiting: list[asyncio.Future[None]] = []
         self._workers: dict[str, WorkerIdentity] = {}
         process.on_death.append(self._on_death)
@@ -72,7 +70,6 @@ class StoreLink:
     async def open(self) -> None:
         await self._delay()
         self._is_open = True
-        self._seen = self._shared.changes
         if self not in self._shared.links:
             self._shared.links.append(self)
 
@@ -108,18 +105,21 @@ class StoreLink:
 
     async def wait_for_change(self, timeout: timedelta) -> bool:
         self._check_open()
-        shared = self._shared
-        if self._seen == shared.changes and not shared.weather.happens(shared.weather.false_notices):
+        weather = self._shared.weather
+        if weather.happens(weather.false_notices):
+            return True
+        if not self._has_news:
             change = asyncio.get_running_loop().create_future()
             self._waiting.append(change)
             try:
                 await asyncio.wait([change], timeout=timeout.total_seconds())
             finally:
                 self._waiting.remove(change)
-        changed, self._seen = self._seen != shared.changes, shared.changes
+        changed, self._has_news = self._has_news, False
         return changed
 
     def on_change(self) -> None:
+        self._has_news = True
         for change in self._waiting:
             if not change.done():
                 change.set_result(None)

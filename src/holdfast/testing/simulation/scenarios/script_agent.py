@@ -1,5 +1,6 @@
 """Agents whose prompt, or message, is their script: each line of it is a step, with one or several tool calls."""
 
+import asyncio
 import functools
 import json
 from collections.abc import Sequence
@@ -39,7 +40,8 @@ class ScriptedAgent:
         phases = [Phase(name=phase, instructions=phase) for phase in ("x", "y")] if self.name == "staged" else []
         answer = _talk if self.name == "talker" else _act
         model = functools.partial(_call_model, answer, info.run_id)
-        tools = [*_TOOLS, BOOK] if SCRIPTED.get().has_transactions else _TOOLS
+        scripted = SCRIPTED.get()
+        tools = [scripted.choose(tool) for tool in _TOOLS] + [BOOK] * scripted.has_transactions
         return Agent(name=self.name, model=model, tools=tools, phases=phases, retry=_RETRY)
 
 
@@ -94,6 +96,14 @@ async def child(steps: list[Any]) -> str:
     return str(result.output)
 
 
+async def pair(left: list[Any], right: list[Any]) -> str:
+    """Run two agents at the same time."""
+    SCRIPTED.get().begin("idempotent", "")
+    call = current_call()
+    results = await asyncio.gather(*(call.run(ACTOR, make_prompt(steps)) for steps in (left, right)))
+    return " ".join(str(result.output) for result in results)
+
+
 ACTOR = ScriptedAgent("actor")
-_TOOLS: list[Tool[..., Any]] = [*AGENT_TOOLS, Tool(child, effect="idempotent")]
+_TOOLS: list[Tool[..., Any]] = [*AGENT_TOOLS, Tool(child, effect="idempotent"), Tool(pair, effect="idempotent")]
 _RETRY = Retry(max_tries=3)

@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any
 
+from holdfast.core.agents.calls import NOT_EXECUTED, Completed, Reconciliation
 from holdfast.core.agents.tool import Tool
 from holdfast.core.agents.tool_context import ToolContext, current_call
 from holdfast.core.agents.waiting_tools import ask_person, sleep, wait_for
@@ -22,7 +23,12 @@ class ScriptedProcess:
     def __init__(self, process: SimulatedProcess, ledger: WorldLedger, tokens: dict[str, str], plan: Plan) -> None:
         self.process, self.ledger, self.tokens, self.slowness = process, ledger, tokens, plan.slowness
         self.has_transactions = plan.store == "sqlite"
+        self._once = RECONCILED if plan.reconciles else ONCE
         self.random = process.make_random()
+
+    def choose(self, tool: Tool) -> Tool:
+        """Return the tool, or the one that takes its place in this world."""
+        return self._once if tool is ONCE else tool
 
     async def wait(self) -> None:
         if self.random.random() < 0.6:
@@ -78,6 +84,16 @@ async def idempotent(place: str = "") -> str:
 async def once(place: str = "") -> str:
     """Do something that must not be repeated."""
     return await SCRIPTED.get().act("once", place)
+
+
+async def look_up(call: ToolContext) -> Completed | Reconciliation:
+    """Find out whether a call of `once` was made."""
+    scripted = SCRIPTED.get()
+    scripted.process.check_alive()
+    place = call.arguments.get("place") or call.call_id
+    count = scripted.ledger.look_up(call.run_id, place)
+    await scripted.wait()
+    return Completed(f"{place} done, call {count}") if count else NOT_EXECUTED
 
 
 def blocking(place: str = "") -> str:
@@ -139,6 +155,7 @@ async def release(call: ToolContext, value: Any) -> None:
 PURE = Tool(pure, effect="pure")
 IDEMPOTENT = Tool(idempotent, effect="idempotent")
 ONCE = Tool(once)
+RECONCILED = Tool(once, reconcile=look_up)
 BLOCKING = Tool(blocking)
 APPROVED = Tool(approved, approval=ApprovalRequest(expires_in=timedelta(seconds=4)))
 DEFERRED = Tool(deferred)

@@ -77,7 +77,7 @@ class _Life:
     async def _play_tool(self, place: str, name: str) -> Any:
         self._ledger.ask(self._run_id, place, self._seen)
         try:
-            return await WORKFLOW_TOOLS[name](place)
+            return await SCRIPTED.get().choose(WORKFLOW_TOOLS[name])(place)
         except (StepDenied, StepTimeout) as exc:
             return type(exc).__name__
         except StepFailed as exc:

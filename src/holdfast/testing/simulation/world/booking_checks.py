@@ -35,8 +35,8 @@ class BookingChecks:
         for (run_id, place), found in self._rows.items():
             if len(found) > 1:
                 self._report(run_id, place, f"has {len(found)} rows: {found}")
-        for (run_id, place), seen in self._ledger.booked.items():
-            if self._find_rows(run_id, place) != [seen]:
+        for (run_id, place), seen in self._ledger.final.items():
+            if " booked, call " in str(seen) and self._find_rows(run_id, place) != [seen]:
                 self._report(run_id, place, f"was {seen!r}, and its rows are {self._find_rows(run_id, place)}")
         for run_id in self._statuses:
             await self._check_records(app, run_id)
@@ -79,9 +79,6 @@ class BookingChecks:
             )
             if effect.kind == "transaction" and is_done and effect.call_id not in self._ledger.results[effect.run_id]:
                 self._report(effect.run_id, effect.call_id, "was called, and its run is done without its result")
-
-    def _is_agent(self, run_id: str) -> bool:
-        return run_id in self._planned and self._planned[run_id].agent in ("actor", "staged")
 
 
 def _count_restarts(stored: StoredRun) -> int:

@@ -182,9 +182,8 @@ class ClientJobs:
             await app.unpark(run_id, resolutions)
 
     def _look_up(self, run_id: str, place: str) -> Any:
-        effects = [each for each in self._ledger.begun if each.run_id == run_id and each.call_id == place]
-        if effects:
-            return f"{place} done, call {self._ledger.begun[effects[0]]}"
+        if count := self._ledger.look_up(run_id, place):
+            return f"{place} done, call {count}"
         # A process that was frozen may still make the call.
         return UNKNOWN if self._ledger.has_zombies else NOT_EXECUTED
 

@@ -66,7 +66,7 @@ def _list_texts(turn: Turn[object]) -> list[str]:
     return [message.text for message in turn.messages if isinstance(message, User)]
 
 
-def check_undo(ledger: WorldLedger, run: PlannedRun, status: str, kills: int) -> None:
+def check_undo(ledger: WorldLedger, run: PlannedRun, status: str) -> None:
     """Check that exactly the recorded steps of a workflow were undone, if it failed, and those of its failed sagas."""
     run_id = run.run_id
     seen, undone = ledger.seen[run_id], set(ledger.undone[run_id])
@@ -80,7 +80,9 @@ def check_undo(ledger: WorldLedger, run: PlannedRun, status: str, kills: int) ->
     elif status == "done":
         expected = in_sagas
     elif status == "cancelled":
-        durable = recorded if not kills else {place for place in recorded if place in ledger.durable_values[run_id]}
+        durable = (
+            recorded if not ledger.kills else {place for place in recorded if place in ledger.durable_values[run_id]}
+        )
         # The code of this life has ended, and the next one has recorded nothing: the steps of this one may be final.
         has_restarted = f"{last}.t" in seen and int(last) + 1 < json.loads(run.prompt)["lives"]
         expected = (

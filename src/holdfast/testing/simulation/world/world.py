@@ -6,7 +6,7 @@ import logging
 import sys
 import warnings
 from collections.abc import AsyncGenerator, Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from holdfast.core.agents.agent import AgentSource
 from holdfast.testing.simulation.machine.backends import MemoryBackend, SqliteBackend
 from holdfast.testing.simulation.machine.process import SimulatedProcess, Surroundings
 from holdfast.testing.simulation.machine.scheduler import Scheduler, Stuck
-from holdfast.testing.simulation.plan import Fault, Plan
+from holdfast.testing.simulation.plan import Fault, FaultKind, Plan
 from holdfast.testing.simulation.scenarios.recorded_tools import record_effects
 from holdfast.testing.simulation.scenarios.script_agent import ScriptedAgent
 from holdfast.testing.simulation.scenarios.script_tools import SCRIPTED, ScriptedProcess
@@ -34,6 +34,8 @@ _BUSY_S, _SETTLE_S, _CLOSE_S = 600.0, 600.0, 300.0
 _PURGE_S = 120.0
 _MAX_STEPS = 100_000
 _RESTART_S = 1.5
+#: Steps after a call begins within which its process is killed or frozen.
+_CALL_STEPS = 12
 _AGENTS: list[AgentSource] = [*map(ScriptedAgent, ("actor", "staged", "talker")), WORKFLOW]
 
 
@@ -62,7 +64,10 @@ class World:
         self._app_factory = app_factory
         self.scheduler = Scheduler(plan.seed, _MAX_STEPS)
         self.scheduler.before_step = self._before_step
-        self.ledger = WorldLedger(self.scheduler, any(fault.kind == "freeze" for fault in plan.faults))
+        kinds = {fault.kind for fault in plan.faults}
+        has_zombies = bool(kinds & {"freeze", "call_freeze"})
+        is_delayed = has_zombies or bool(kinds & {"slow_store", "failing_store"}) or plan.store == "sqlite"
+        self.ledger = WorldLedger(self.scheduler, has_zombies, saves_immediately=not is_delayed)
         #: Completion tokens, by run and call.
         self.tokens: dict[str, str] = {}
         #: Runs that a client wanted to cancel.
@@ -70,6 +75,7 @@ class World:
         self.staged = {run.run_id for run in plan.runs if run.agent == "staged"}
         self._limits = [ConcurrencyLimit(key=LIMIT_KEY, max_runs=plan.limit)] if plan.limit else []
         self.ledger.limit = plan.limit
+        self.ledger.on_call = self._on_call
         self.ledger.limited = frozenset(run.run_id for run in plan.runs if run.is_limited)
         self.ledger.forks = {make_fork_id(each): each.step for each in plan.actions if each.kind == "fork"}
         self._surroundings = Surroundings(self.scheduler, plan.seed, by_lease=plan.by_lease)
@@ -79,7 +85,8 @@ class World:
         self._dead: list[SimulatedProcess] = []
         self._faults = list(plan.faults)
         self._next_fault = self._faults[0].step if self._faults else sys.maxsize
-        self.kills = 0
+        #: Faults of the process that calls a model or a tool next.
+        self._call_faults: list[Fault] = []
         self.jobs = ClientJobs(self)
         #: No further faults; no further processes.
         self._is_ending = self._is_closing = False
@@ -121,7 +128,9 @@ class World:
             _AGENTS,
             store,
             worker=settings,
-            checkpoint=CheckpointSettings(retention=retention),
+            checkpoint=CheckpointSettings(
+                retention=retention, save_interval=timedelta(seconds=self.plan.save_interval)
+            ),
             budget=Budget(Limit(tokens=self.plan.budget, per="all")) if self.plan.budget else None,
         )
 
@@ -207,8 +216,22 @@ class World:
             process.clock.skew += timedelta(seconds=(fault.amount - 0.5) * 20)
         elif fault.kind == "power_cut":
             self._cut_power(fault)
+        elif fault.kind in ("call_kill", "call_freeze"):
+            self._call_faults.append(fault)
         else:
             self.backend.inject(fault)
+
+    def _on_call(self) -> None:
+        """A model or a tool is called. A fault that waits for that comes some steps later."""
+        if not self._call_faults:
+            return
+        fault = self._call_faults.pop(0)
+        step = self.scheduler.steps + 1 + int(self.scheduler.draw() * _CALL_STEPS)
+        slot = [each.process for each in self.assignments].index(self.scheduler.process)  # type: ignore[arg-type]
+        kind: FaultKind = "kill" if fault.kind == "call_kill" else "freeze"
+        self._faults.append(replace(fault, kind=kind, step=step, target=slot))
+        self._faults.sort(key=lambda fault: fault.step)
+        self._next_fault = self._faults[0].step
 
     def _freeze(self, process: SimulatedProcess, seconds: float) -> None:
         if process.is_alive and not process.is_frozen:
@@ -235,7 +258,7 @@ class World:
         self.backend.on_death(process)
         has_ended = process.loop.has_ended
         self.note(f"{process.name} {'has ended' if has_ended else 'was killed'}")
-        self.kills += not has_ended
+        self.ledger.kills += not has_ended
         for slot, assignment in enumerate(self.assignments):
             if assignment.process is process:
                 for job in [job for job in (*assignment.waiting, *assignment.tasks) if not job.is_done]:
@@ -276,7 +299,7 @@ class World:
             gc.unfreeze()
             gc.enable()
         return WorldOutcome(
-            self.plan, self.ledger.problems, self.ledger.trace, self.scheduler.steps, self.kills, statuses
+            self.plan, self.ledger.problems, self.ledger.trace, self.scheduler.steps, self.ledger.kills, statuses
         )
 
     def _run(self) -> dict[str, str]:

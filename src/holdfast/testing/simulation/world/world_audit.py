@@ -38,6 +38,8 @@ class WorldAudit:
         self._reasons: dict[str, str] = {}
         self._planned = {run.run_id: run for run in world.plan.runs}
         self._conversations = ConversationChecks(self._ledger)
+        #: Freezes, and errors of the disk, may cost an attempt too.
+        self._other_strikes = sum("freeze" in fault.kind or "error" in fault.kind for fault in world.plan.faults)
 
     def report(self, problem: str) -> None:
         self._ledger.problems.append(problem)
@@ -51,7 +53,7 @@ class WorldAudit:
         self._check_budget()
         for run in self._world.plan.runs:
             if run.agent == "flow":
-                check_undo(self._ledger, run, self.statuses.get(run.run_id, ""), self._world.kills)
+                check_undo(self._ledger, run, self.statuses.get(run.run_id, ""))
 
     def check_purge(self, deadline: float) -> None:
         """Wait until the retention of all runs has ended, and see that they are removed."""
@@ -134,10 +136,15 @@ class WorldAudit:
             return not self._reasons[run_id].startswith("in doubt")
         if status in ("waiting", "interrupted") and self._world.plan.budget and self._is_spent(root):
             return True
+        if status == "waiting" and any(map(self._is_settled, self._list_parked_below(run_id))):
+            return True
         # Its parked parent resumes it.
         return status in _TERMINAL or (
             root != run_id and self.statuses.get(root) == "parked" and self._is_settled(root)
         )
+
+    def _list_parked_below(self, run_id: str) -> list[str]:
+        return [each for each, status in self.statuses.items() if status == "parked" and each.startswith(f"{run_id}:")]
 
     def _is_spent(self, root: str) -> bool:
         """Whether the run, or one below it, waits for its budget."""
@@ -151,10 +158,11 @@ class WorldAudit:
         root = self._planned.get(run_id.partition(":")[0])
         is_child = ":" in run_id and not run_id.startswith(CHAT)
         if status == "parked":
-            is_poison = reason.startswith("poison") and self._world.kills >= _MAX_KILLS
+            kills = self._ledger.kills - self._ledger.kills_before_step.get(run_id, 0)
+            is_poison = reason.startswith("poison") and kills + self._other_strikes >= _MAX_KILLS
             is_spent = reason.startswith("budget") and self._world.plan.budget
             if not is_poison and not is_spent:
-                self.report(f"run {run_id} is parked after {self._world.kills} kills: {reason}")
+                self.report(f"run {run_id} is parked after {kills} kills: {reason}")
         elif status == "failed" and not (root is not None and root.may_fail and not is_child):
             self.report(f"run {run_id} is failed: {reason}")
         elif status == "cancelled" and not self._may_be_cancelled(run_id, is_child=is_child):
@@ -216,13 +224,13 @@ class WorldAudit:
     def _check_approve(self, run_id: str, call_id: str) -> None:
         result = self._get_result(run_id, call_id)
         # An approved call counts as started once its answer is consumed: it is in doubt if its process dies then.
-        is_begun = any(each.run_id == run_id and each.call_id == call_id for each in self._ledger.begun)
+        is_begun = self._ledger.count_begun(run_id, call_id)
         # An interrupt ends the turn of a conversation before its next call.
         if not is_begun and not str(result).startswith(("Unknown outcome", "This call was approved, but its turn")):
             self.report(f"call {call_id} of {run_id} was approved, and never made: {result}")
 
     def _check_deny(self, run_id: str, call_id: str) -> None:
-        if any(each.run_id == run_id and each.call_id == call_id for each in self._ledger.begun):
+        if self._ledger.count_begun(run_id, call_id):
             self.report(f"call {call_id} of {run_id} was denied, and made")
 
     def _check_value(self, run_id: str, call_id: str) -> None:
