@@ -110,7 +110,11 @@ async def test_a_run_is_recorded_with_its_steps_and_calls_and_no_secret() -> Non
         ("step", ""),
         ("end", "done"),
     ]
-    assert {each.caller_id for each in rows} == {"al"}
+    assert {(each.caller_id, each.agent_name, each.run_id, each.failed, each.detail) for each in rows} == {
+        ("al", "a", "r", False, "")
+    }
+    assert [(each.step, each.input_tokens) for each in rows] == [(0, 0), (0, 0), (1, 3), (2, 6), (0, 6)]
+    assert (rows[1].call_id, rows[1].effect) == ("c1", "pure")
     assert rows[1].arguments == {"password": REDACTED, "number": 1}
     assert (rows[-1].input_tokens, rows[-1].cost_usd) == (6, 1.0)
     exported = [json.loads(line) async for line in audit.export()]
@@ -225,6 +229,52 @@ async def test_while_the_store_is_down_rows_wait_up_to_the_capacity_and_runs_do_
     rows = await audit.query()
     assert [each.kind for each in rows] == ["tool", "step", "step", "end"], "the oldest of five did not fit"
     assert "1 audit rows were dropped" in caplog.text
+    await audit.close()
+
+
+class Counting(MemoryTables):
+    """Tables that count the writes."""
+
+    writes = 0
+
+    async def transaction(self, work: Callable[[Cursor], Awaitable[T]], *, lock: Iterable[str] = ()) -> T:
+        self.writes += bool(lock)
+        return await super().transaction(work, lock=lock)
+
+
+async def test_rows_are_written_in_batches_each_after_the_interval() -> None:
+    clock, tables = ManualClock(), Counting()
+    audit = Audit(tables=tables, clock=clock, capacity=2_000)
+    for expected in (1, 2):  # the second row finds that the first flush has ended
+        audit.put(row("r"))
+        audit.put(row("r"))
+        await clock.advance(timedelta(milliseconds=200))
+        assert tables.writes == expected
+    for _ in range(1_001):
+        audit.put(row("r"))
+    await audit.flush()
+    assert tables.writes == 4, "a write has at most 1,000 rows"
+    await audit.flush()
+    assert tables.writes == 4
+    assert len(await audit.query(AuditQuery(limit=2_000))) == 1_005
+    assert len(await audit.query()) == 1_000
+    await audit.close()
+
+
+async def test_rows_are_deleted_by_their_age_and_an_audit_opens_again(caplog: pytest.LogCaptureFixture) -> None:
+    clock, tables = ManualClock(START), MemoryTables()
+    audit = Audit(tables=tables, clock=clock)
+    for hours in (-3, -2, -1):
+        audit.put(row(f"{hours}", hours))
+    await audit.flush()
+    assert await audit.purge(timedelta(hours=2)) == 1, "one that is as old as that stays"
+    assert [each.run_id for each in await audit.query()] == ["-2", "-1"]
+    await audit.close()
+    await audit.close()
+    await audit.open(MemoryTables())
+    audit.put(row("after"))
+    assert [each.run_id for each in await audit.query()][-1] == "after"
+    assert "closed" not in caplog.text
     await audit.close()
 
 

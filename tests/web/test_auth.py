@@ -1,5 +1,8 @@
 """Who may send which request: origins, Unix sockets, principals and browser tokens."""
 
+import base64
+import hashlib
+import hmac
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
@@ -207,6 +210,16 @@ def test_a_changed_token_is_refused() -> None:
     for each in forged:
         with pytest.raises(InvalidToken):
             tokens.verify(each)
+
+
+@pytest.mark.parametrize("body", [b"{}", b"no JSON", b'{"run_id": 1}'])
+def test_a_token_with_the_content_of_another_release_is_refused(body: bytes) -> None:
+    """It is signed with the right secret: only the content differs."""
+    encoded = base64.urlsafe_b64encode(body).decode().rstrip("=")
+    signature = hmac.digest(SECRET.encode(), b"holdfast browser token 1\n" + encoded.encode(), hashlib.sha256)
+    token = f"{encoded}.{base64.urlsafe_b64encode(signature).decode().rstrip('=')}"
+    with pytest.raises(InvalidToken, match="another release of holdfast issued it"):
+        BrowserTokens(SECRET).verify(token)
 
 
 def test_a_token_is_read_from_the_header_and_for_reads_from_the_query() -> None:

@@ -121,6 +121,11 @@ def test_an_option_reaches_the_run_from_a_request(host: Host, option: str) -> No
     assert getattr(host.read_info("by-request"), option) == OPTIONS[option]
 
 
+def test_a_request_has_the_options_that_are_given_after_its_own_fields() -> None:
+    body = RunRequestBody(agent="first", input="go", priority=3)
+    assert msgspec.json.encode(body) == b'{"agent":"first","input":"go","priority":3}'
+
+
 def test_an_option_that_does_not_exist_is_refused(host: Host) -> None:
     with pytest.raises(httpx.HTTPStatusError, match="422"):
         host.request("POST", "/runs", json={"agent": "first", "input": "go", "lables": {}})

@@ -5,11 +5,12 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import apsw
 import httpx
 import pytest
 from starlette import types as asgi
@@ -31,7 +32,7 @@ from holdfast.stores.memory import MemoryStore
 from holdfast.web.api import make_api
 from holdfast.web.api.application import OPERATIONS, make_openapi
 from holdfast.web.api.problems import get_status
-from holdfast.web.auth import LOCAL_PRINCIPAL, Principal
+from holdfast.web.auth import LOCAL_PRINCIPAL, Principal, check_decider, find_visible
 from holdfast.web.errors import AddressInUse, Forbidden, NotAuthenticated, RequestError
 from holdfast.web.server import serve_locally
 
@@ -275,6 +276,18 @@ def test_the_numbers_of_the_description() -> None:
     assert "x-scope" not in paths["/calls/{token}"]["post"]
 
 
+def test_only_arrays_have_items() -> None:
+    for schema in walk(make_openapi(OPERATIONS)):
+        assert ("items" in schema) <= (schema.get("type") == "array"), schema
+
+
+def walk(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        yield value
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from walk(each)
+
+
 def test_a_duration_is_described_as_seconds() -> None:
     schemas = make_openapi(OPERATIONS)["components"]["schemas"]
     seconds = {"type": "number", "description": "Seconds."}
@@ -305,6 +318,24 @@ async def test_a_token_for_one_run_lists_that_run_if_it_fits(client: httpx.Async
     assert await list_ids("ann", caller="ann") == ["r1", "r2"]
     assert await list_ids("bob", caller="ann") == []
     assert await list_ids("bob") == []
+
+
+async def test_a_damaged_run_exists_for_those_who_would_see_it_whatever_it_says(
+    client: httpx.AsyncClient, app: App, tmp_path: Path
+) -> None:
+    await app.submit("clerk", "note", run_id="r1", caller_id="ann")
+    connection = apsw.Connection(str(tmp_path / "runs.db"))
+    connection.execute("UPDATE runs SET labels = '{'")
+    connection.close()
+    for user, status in (("operator", 409), ("of r1", 409), ("ann", 404), ("bob", 404)):
+        assert (await client.get("/runs/r1", headers={"x-user": user})).status_code == status
+
+
+async def test_a_text_that_is_no_id_is_that_of_no_run(app: App) -> None:
+    assert app.store is not None
+    for text in ("", "r1\ud800", "x" * 2_000):
+        with pytest.raises(stored.RunNotFound):
+            await find_visible(app.store, LOCAL_PRINCIPAL, text)
 
 
 @pytest.mark.parametrize(("user", "status"), [("operator", 200), ("ann", 403), ("of r1", 403), ("starter", 403)])
@@ -354,6 +385,10 @@ async def test_a_call_for_an_audience_is_answered_by_those_who_decide_for_it() -
                 ("finance", "c2", None), ("finance", "c1", "of another call"), ("ann", "c1", "of another call"),
             ):  # fmt: skip
                 assert (await answer(user, call_id, digest)).status_code in (404, 409)
+            assert app.store is not None
+            expected = [("c1", None, pending[0]["digest"]), ("c1", "seen", "seen"), ("c2", None, "")]
+            for call_id, seen, digest in expected:
+                assert await check_decider(app.store, users["finance"], "r1", call_id, seen) == digest
             assert (await answer("finance", digest=pending[0]["digest"])).status_code == 202
             assert (await app.result("r1")).output == "done"
 

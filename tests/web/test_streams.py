@@ -140,6 +140,7 @@ def test_half_surrogate_pairs_are_replaced() -> None:
 
 
 async def test_a_silent_stream_has_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert timedelta(seconds=15) >= sse.HEARTBEAT_INTERVAL, "the idle timeout of some proxies is 30 seconds"
     monkeypatch.setattr(sse, "HEARTBEAT_INTERVAL", sse.HEARTBEAT_INTERVAL * 0)
     sent: list[bytes] = []
     beats = asyncio.Event()
@@ -151,6 +152,8 @@ async def test_a_silent_stream_has_heartbeats(monkeypatch: pytest.MonkeyPatch) -
 
     async def send(message: Any) -> None:
         sent.append(message.get("body", b""))
+        if sent[-1] == b": heartbeat\n\n":
+            assert message["more_body"], "a heartbeat is not the end"
         if sent.count(b": heartbeat\n\n") == 2:
             beats.set()
 
@@ -177,12 +180,15 @@ async def test_a_client_that_leaves_closes_its_source() -> None:
             blocked.set()
             await asyncio.Event().wait()
 
+    received = [{"type": "http.request"}, {"type": "http.disconnect"}]
+
     async def receive() -> Any:
         await blocked.wait()
-        return {"type": "http.disconnect"}
+        return received.pop(0)
 
     await EventStreamResponse(frames())({"type": "http"}, receive, send)  # type: ignore[arg-type]
     assert closed.is_set()
+    assert received == []
 
 
 async def respond(response: EventStreamResponse, *, send_error: Exception | None = None) -> list[Any]:
