@@ -61,19 +61,23 @@ def test_a_sample_depends_on_the_seed_only(module: Path, tmp_path: Path) -> None
 def test_a_mutant_is_run_against_the_tests_that_enter_its_function_the_fastest_first(
     module: Path, tmp_path: Path
 ) -> None:
-    records = mutants.Records({
+    recorded = {
         "a.py::test_slow": (2.0, ["point.py::Point.move.<locals>.inner"]),
         "a.py::test_other": (0.1, ["point.py::Point.moved"]),
-        "b.py::test_fast": (1.0, ["point.py::Point.move"]),
-        "c.py::test_process": (0.5, []),
-    }, max_seconds=1.5)  # fmt: skip
+        "b.py::test_fast[1]": (1.0, ["point.py::Point.move"]),
+        "c.py::test_process": (0.5, [PROCESS]),
+    }
+    records = mutants.Records(recorded, max_seconds=1.5)
     within, *_ = mutants.find_mutants(module, tmp_path)
     assert within.function == "Point.move"
-    assert records.find_covering(within) == ["b.py::test_fast", "a.py::test_slow"]
+    assert records.find_covering(within) == ["b.py::test_fast[1]", "a.py::test_slow"]
     outside = within._replace(function="")
-    assert records.find_covering(outside) == ["a.py::test_other", "b.py::test_fast", "a.py::test_slow"]
-    assert records.take_first(records.find_covering(outside)) == ["a.py::test_other", "b.py::test_fast"]
+    assert records.find_covering(outside) == ["a.py::test_other", "b.py::test_fast[1]", "a.py::test_slow"]
+    assert records.take_first(records.find_covering(outside)) == ["a.py::test_other", "b.py::test_fast[1]"]
     assert records.take_first(["a.py::test_slow"]) == ["a.py::test_slow"], "at least one"
+    fewer = mutants.Records(recorded, without=["b.py::test_fast", "c.py"])
+    assert (fewer.find_covering(within), fewer.processes) == (["a.py::test_slow"], [])
+    assert fewer.seconds.keys() == recorded.keys(), "they are known: they do not run as new ones"
     imported = within._replace(function="only_when_imported")
     assert (records.find_entering(imported), len(records.find_covering(imported))) == (set(), 3)
 

@@ -4,18 +4,21 @@
     python -m tools.mutants --count 50 web fanout    50 mutants of each of these
     python -m tools.mutants --count 25 core/workflow part of a package
     python -m tools.mutants --seed 7 --list stores   print the sample and run nothing
+    python -m tools.mutants runtime --without tests/chaos/test_fleet.py    say what these tests alone catch
 
 A sample depends only on the code and the seed. The tests run in a copy of the work tree until one fails: first those
 that enter the changed function, the fastest first and for a minute in all, in a fork of one process of pytest; then
 the rest of them, and those that start processes, which may enter it. `--quick` leaves both out. mypy, which is a part
 of `make test`, checks each mutant before. `build/mutants`
 remembers which test enters which function; `--record` observes all tests again. A mutant that makes the tests hang, or
-ends their process, is caught. A survivor whose change no user could observe is listed in
-`tools/equivalent_mutants.txt`, as this program prints it after its line number.
+ends their process, is caught. `--without` leaves tests out: files, or ids without parameters. Those that survive then
+meet these tests alone, also on PostgreSQL, and what only they catch is printed. A survivor whose change no user could
+observe is listed in `tools/equivalent_mutants.txt`, as this program prints it after its line number.
 """
 
 import argparse
 import ast
+import contextlib
 import itertools
 import json
 import os
@@ -181,10 +184,19 @@ def sample(package: str, count: int, seed: int, root: Path = ROOT) -> list[Mutan
 class Records:
     """Which tests enter which functions, and how long they take."""
 
-    def __init__(self, recorded: dict[str, tuple[float, list[str]]], max_seconds: float = MAX_SECONDS) -> None:
+    def __init__(
+        self,
+        recorded: dict[str, tuple[float, list[str]]],
+        max_seconds: float = MAX_SECONDS,
+        without: Sequence[str] = (),
+    ) -> None:
         self._max_seconds = max_seconds
         self.seconds = {name: seconds for name, (seconds, _) in recorded.items()}
-        self._functions = {name: frozenset(functions) for name, (_, functions) in recorded.items()}
+        self._functions = {
+            name: frozenset(functions)
+            for name, (_, functions) in recorded.items()
+            if not {_file(name), name.partition("[")[0]} & set(without)
+        }
         #: The tests that start a process, the fastest first. The functions that it enters are not recorded.
         self.processes = sorted(
             (name for name, functions in self._functions.items() if PROCESS in functions), key=self.seconds.__getitem__
@@ -220,7 +232,7 @@ class Records:
     @property
     def describing(self) -> list[str]:
         """The tests that compare the public names, with the defaults of arguments and fields."""
-        return [name for name in self.seconds if name.startswith(_PUBLIC_API)]
+        return [name for name in self._functions if name.startswith(_PUBLIC_API)]
 
 
 class TypeChecker:
@@ -326,7 +338,7 @@ class Runner:
         work = self._folder / "mutants.json"
         work.write_text(json.dumps({"known": known, "results": writing, "mutants": listed}))
         files = self._list_files({name for index in chosen for name in covering[index]}, known, tests)
-        process = self._start(files, [writing], COVERING_MUTANTS=str(work))
+        process = self._start([*_DESELECTED, *files], [writing], COVERING_MUTANTS=str(work))
         os.close(writing)
         seen = 0
         try:
@@ -344,14 +356,31 @@ class Runner:
     def _run_mutant(
         self, mutant: Mutant, chosen: list[str], known: dict[str, float], tests: Sequence[str]
     ) -> str | None:
-        """Run the chosen tests in a new process of pytest, and return one that fails. The copy is restored."""
+        """Run the chosen tests in a new process of pytest, and return one that fails."""
+        with self._changed(mutant):
+            return self._run_only(chosen, known, tests)
+
+    @contextlib.contextmanager
+    def _changed(self, mutant: Mutant) -> Iterator[None]:
+        """The copy contains the mutant, and is restored."""
         path = self._folder / mutant.path
         original = path.read_bytes()
         mutant.apply(self._folder)
         try:
-            return self._run_only(chosen, known, tests)
+            yield
         finally:
             path.write_bytes(original)
+
+    def find_catching_only(self, tests: Sequence[str], mutants: Sequence[Mutant]) -> Iterator[tuple[Mutant, str]]:
+        """Return each mutant that these tests catch, with one that fails. PostgreSQL is not left out."""
+        failed = self._run(tests, 3600, deselected=()) if mutants else None
+        if failed is not None:
+            raise SystemExit(f"{failed} fails without a mutant")
+        for mutant in mutants:
+            with self._changed(mutant):
+                failed = self._run(tests, 1800, deselected=())
+            if failed is not None:
+                yield mutant, failed
 
     def _run_only(self, chosen: list[str], known: dict[str, float], tests: Sequence[str]) -> str | None:
         """Run the chosen tests, and those that are not known yet, and return one that fails."""
@@ -366,9 +395,11 @@ class Runner:
         files = {_file(name) for name in chosen} | new - {_file(name) for name in known}
         return sorted(name for name in files if (self._folder / name).exists())
 
-    def _run(self, tests: Sequence[str], timeout_s: float, **environment: str) -> str | None:
+    def _run(
+        self, tests: Sequence[str], timeout_s: float, deselected: Sequence[str] = _DESELECTED, **environment: str
+    ) -> str | None:
         """Run tests, and return one that fails."""
-        process = self._start(tests, [], **environment)
+        process = self._start([*deselected, *tests], [], **environment)
         try:
             output, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
@@ -382,8 +413,8 @@ class Runner:
         failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
         return failed[1] if failed else f"exit code {process.returncode} of pytest"
 
-    def _start(self, tests: Sequence[str], inherited: Sequence[int], **environment: str) -> "subprocess.Popen[str]":
-        command = [sys.executable, *_PYTEST, *_DESELECTED, "--basetemp", str(self._folder / "tmp"), *tests]
+    def _start(self, arguments: Sequence[str], inherited: Sequence[int], **environment: str) -> "subprocess.Popen[str]":
+        command = [sys.executable, *_PYTEST, "--basetemp", str(self._folder / "tmp"), *arguments]
         return subprocess.Popen(
             command, cwd=self._folder, env={**os.environ, "PYTHONPATH": str(self._folder / "src"), **environment},
             stdout=subprocess.DEVNULL if inherited else subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -404,20 +435,27 @@ def measure(
     recorded: dict[str, tuple[float, list[str]]] = {}
     for each in tests:
         recorded |= runner.record(each)
-    records = Records(recorded, given.seconds)
+    records = Records(recorded, given.seconds, given.without)
     counted = [mutant for mutant in mutants if str(mutant) not in equivalent]
     refused = {mutant for mutant in counted if checker.refuses(mutant)}
-    caught = len(refused)
+    caught, survivors = len(refused), []
     executed = [mutant for mutant in counted if mutant not in refused]
     for mutant, test in runner.find_catching(executed, records, tests, given.quick):
         caught += test is not None
         if test is None:
+            survivors.append(mutant)
             print(f"  survived, line {mutant.line}: {mutant}", flush=True)
         elif given.verbose:
             print(f"  caught, line {mutant.line}: {mutant}  [{test}]", flush=True)
     score = 100 * caught / len(counted) if counted else 100.0
     kinds = f"{len(mutants) - len(counted)} equivalent, {len(refused)} refused by mypy"
     print(f"{package:<14} {caught:>4} of {len(counted):>4}  {score:.0f}%  ({kinds})", flush=True)
+    if given.without:
+        lost = 0
+        for mutant, test in runner.find_catching_only(given.without, survivors):
+            lost += 1
+            print(f"  lost, line {mutant.line}: {mutant}  [{test}]", flush=True)
+        print(f"{package:<14} {lost} of {len(survivors)} survivors are caught by what is left out", flush=True)
     return score
 
 
@@ -437,6 +475,9 @@ def main() -> int:
         "--quick", action="store_true", help="leave out tests of which only a process may enter the code"
     )
     parser.add_argument("--seconds", type=float, default=MAX_SECONDS, help="of the tests that enter a changed function")
+    parser.add_argument(
+        "--without", nargs="+", default=[], metavar="TEST", help="leave tests out, and say what is lost"
+    )
     parser.add_argument("--list", action="store_true", help="print the sample and run nothing")
     given = parser.parse_args()
     samples = {package: sample(package, given.count, given.seed) for package in given.packages or TESTS}
