@@ -79,8 +79,10 @@ wheel-check: $(READY) ## Install the wheel and the sdist in clean environments o
 
 chaos: $(READY) postgresql ## Run the long crash, chaos, power-loss and property tests (under two hours)
 	HOLDFAST_CHAOS=1 HOLDFAST_TEST_THOROUGH=1 HOLDFAST_LONG_TESTS=1 HOLDFAST_POWER_LOSS_ROUNDS=20 HOLDFAST_CRASH_ROUNDS=20 \
+		HOLDFAST_KILL_STRIDE=1 \
 		$(BIN)/python -m pytest -n 2 --dist worksteal --timeout 7200 \
-		tests/chaos tests/testing/crash tests/stores tests/checkpoint tests/fanout
+		tests/chaos tests/testing/crash tests/stores tests/checkpoint tests/fanout tests/adapters/test_crash.py \
+		tests/core/workflow/test_kills.py tests/core/workflow/test_kill_scenarios.py tests/core/workflow/test_kill_started_runs.py
 
 simulate: $(READY) ## Simulate schedules of processes, faults and clients for an hour, or SIMULATE_SECONDS
 	$(BIN)/python -m holdfast.testing.simulation

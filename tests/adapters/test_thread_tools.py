@@ -92,7 +92,7 @@ async def test_a_tool_that_raises_stop_iteration_does_not_hang_its_run() -> None
     def take() -> str:
         return next(iter(()))
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         with fails_with(RuntimeError, match="the tool raised StopIteration"):
             await SimulatedHost().executor.run(durable(agent), "go")
 

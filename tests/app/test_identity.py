@@ -168,7 +168,7 @@ async def test_resume_is_refused_while_another_worker_executes_the_run(durable_s
         run = asyncio.create_task(one.run("a", "go", run_id="r"))
         await reached.wait()
         own, other = (asyncio.create_task(app.resume("r")) for app in (one, two))
-        await asyncio.wait([other], timeout=10)
+        await asyncio.wait([other], timeout=60)
         assert not own.done(), "in the same process it waits"
         gate.set()
         with pytest.raises(RunBusy):

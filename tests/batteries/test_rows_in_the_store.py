@@ -143,7 +143,7 @@ async def test_all_batteries_of_an_app_share_one_thread(tmp_path: Path) -> None:
         await app.run("spender", "go")
         threads = [thread for thread in {*threading.enumerate()} - before if thread.name == "holdfast-tables"]
         assert len(threads) == 1
-    threads[0].join(10)
+    threads[0].join(60)
     assert not threads[0].is_alive()
 
 

@@ -1,4 +1,4 @@
-"""The checks of the chaos test find two planted bugs, each with a disruption that is sure to show it.
+"""The checks of the chaos tests find planted bugs, each with a disruption that is sure to show it.
 
 The same disruptions cause no fault without the bugs.
 """
@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests.chaos import workflows
 from tests.chaos.agent import Effect
 from tests.chaos.checks import find_faults
 from tests.chaos.fleet import Fleet, fleet
@@ -82,3 +83,15 @@ async def test_a_checkpointer_that_does_not_await_the_intent(bug: str, tmp_path:
     with fleet(f"sqlite:{tmp_path}/runs.db", tmp_path, seconds=0.6, bug=bug) as workers:
         found = await _kill_busy_worker(workers)
     assert any("happened 2 times" in fault for fault in found) == bool(bug), found
+
+
+def test_the_oracle_finds_a_second_payment_and_a_missing_undo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workflows, "LEDGER", tmp_path / "ledger")
+    for line in ("pay linger.1 a", "pay linger.1 a", "pay linger.1 b", "undo linger.1 a k1", "undo linger.1 a k2"):
+        workflows.write(line)
+    assert workflows.find_faults({"linger.1": "failed"}) == [
+        "('linger.1', 'a') was paid 2 times",
+        "('linger.1', 'a') was paid back with 2 keys",
+        "linger.1 is failed, not cancelled",
+        "linger.1 has paid ['a', 'b'] and paid back ['a']",
+    ]

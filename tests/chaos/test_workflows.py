@@ -21,15 +21,3 @@ def test_workflows_survive_random_kills(store: str, tmp_path: Path, monkeypatch:
     assert report["kills"] > 0
     assert report["runs"] > 0
     assert (report["faults"], report["left"], report["others"]) == ([], {}, [])
-
-
-def test_the_oracle_finds_a_second_payment_and_a_missing_undo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workflows, "LEDGER", tmp_path / "ledger")
-    for line in ("pay linger.1 a", "pay linger.1 a", "pay linger.1 b", "undo linger.1 a k1", "undo linger.1 a k2"):
-        workflows.write(line)
-    assert workflows.find_faults({"linger.1": "failed"}) == [
-        "('linger.1', 'a') was paid 2 times",
-        "('linger.1', 'a') was paid back with 2 keys",
-        "linger.1 is failed, not cancelled",
-        "linger.1 has paid ['a', 'b'] and paid back ['a']",
-    ]

@@ -68,7 +68,7 @@ async def test_a_run_is_resumed_when_due_while_another_takes_an_hour(
         await clock.advance(timedelta(seconds=1))
         assert not agents.ended.is_set()
         await clock.advance(timedelta(seconds=2))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await agents.ended.wait()
         assert (await app.result("short")).output == "short"
         agents.gate.set()
@@ -77,9 +77,9 @@ async def test_a_run_is_resumed_when_due_while_another_takes_an_hour(
         await serving
 
 
-RUNS = 300
+RUNS = 100
 #: Long enough for the first runs to be resumed before it ends, unless the machine is very slow.
-BACKOFF = timedelta(seconds=8)
+BACKOFF = timedelta(seconds=4)
 
 #: Starts the runs, each of which waits in its first model call, and prints `begun` when all have started.
 PROGRAM = """

@@ -61,7 +61,7 @@ class Holder(threading.Thread):
     def run(self) -> None:
         with locked(self._path):
             self.has_it.set()
-            self.in_time = self._resumed.wait(timeout=20)
+            self.in_time = self._resumed.wait(timeout=60)
 
 
 @contextmanager

@@ -33,7 +33,7 @@ async def test_a_run_that_sleeps_for_days_is_awake_after_a_jump(kind: str, tmp_p
 
 async def until(app: App, status: str) -> None:
     """Wait in real time: the store works in threads."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (await app.get("r")).status != status:  # noqa: ASYNC110 - nothing else says so in real time
             await asyncio.sleep(0.01)
 

@@ -94,7 +94,7 @@ async def test_a_tool_that_raises_stop_iteration_reports_it_to_the_model() -> No
 
     model = ScriptedModel(tool_reply(call("1", "take")), "done")
     agent = Agent(name="a", model=model, tools=[Tool(take)])
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         assert (await SimulatedHost().executor.run(agent, "go")).output == "done"
     shown = model.requests[1][-1]
     assert isinstance(shown, ToolResult)

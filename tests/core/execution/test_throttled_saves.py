@@ -47,7 +47,7 @@ async def test_the_result_of_a_once_call_is_saved_while_its_siblings_are_in_prog
 
     batch = tool_reply(call("1", "pay"), call("2", "wait"))
     run = asyncio.create_task(host.executor.run(agent(ScriptedModel(batch), waits=True), "go", run_id="r"))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await host.store.wait_for_entries(EntryKind.RESULT, 1)
     await host.crash()
     model = ScriptedModel(batch, "done")

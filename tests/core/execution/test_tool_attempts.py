@@ -240,7 +240,7 @@ async def test_a_thread_may_still_be_running_and_its_call_is_not_repeated() -> N
         nonlocal made
         made += 1
         loop.call_soon_threadsafe(started.set)
-        release.wait(20)
+        release.wait(60)
         return "paid"
 
     host = SimulatedHost(clock=clock)
@@ -271,7 +271,7 @@ async def test_a_thread_that_timed_out_is_not_retried() -> None:
         nonlocal made
         made += 1
         loop.call_soon_threadsafe(started.set)
-        release.wait(20)
+        release.wait(60)
 
     try:
         async with running(Executor(clock=clock), calling(put)) as run:

@@ -355,7 +355,7 @@ async def test_a_resumed_branch_that_only_finds_recorded_steps_does_not_keep_the
     async def flow() -> list[Any]:
         return list(await asyncio.gather(wait_for("go"), ask_person("Sure?"), work()))
 
-    async with App([flow], MemoryStore()) as app, asyncio.timeout(20):
+    async with App([flow], MemoryStore()) as app, asyncio.timeout(60):
         await start(app, flow)
         await answer(app, Value("yes"))
         with pytest.raises(RunWaiting):

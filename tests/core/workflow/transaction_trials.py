@@ -111,9 +111,10 @@ def make_trial(kind: str, template: str, root: Path, kill_at: int) -> dict[str, 
     return {"killed": killed, "points": points, "output": json.loads(report.read_text()), "rows": rows}
 
 
-def main(kind: str, template: str, root: str) -> None:
-    baseline = make_trial(kind, template, Path(root), 0)
-    trials = [make_trial(kind, template, Path(root), number) for number in range(1, baseline["points"] + 1)]
+def main(kind: str, template: str, folder: str, stride: str) -> None:
+    root = Path(folder)
+    baseline = make_trial(kind, template, root, 0)
+    trials = [make_trial(kind, template, root, at) for at in range(1, baseline["points"] + 1, int(stride))]
     print(json.dumps({"baseline": baseline, "trials": trials}))
 
 

@@ -1,13 +1,9 @@
 """Conversations and crashes: each message is answered once, and none is lost. The oracle is outside the store."""
 
 import asyncio
-import os
-import random
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +12,6 @@ from pydantic_ai import RunContext
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from tests.probe_store import ProbeStore
-from tests.runtime.operations.chat_worker import COUNT, make_agent
 from tests.scripted_model import call, tool_reply
 
 from holdfast import Agent, App, CheckpointSettings, Reply, ToolResult, User, tool
@@ -27,8 +22,6 @@ from holdfast.core import Message, ToolSchema
 from holdfast.core.agents.agent import AgentSource
 from holdfast.core.execution.calling.tool_calls import UNKNOWN_OUTCOME
 from holdfast.stores.memory import MemoryStore
-
-SEED = int(os.environ.get("HOLDFAST_CHAOS_SEED") or random.SystemRandom().randrange(2**32))
 
 _WRITES = ("create", "post", "claim", "append", "release")
 
@@ -136,8 +129,8 @@ async def test_a_death_at_any_write_answers_each_message_once(kind: str, save_in
     for die_at in range(1, 100):
         story = Story(kind, timedelta(seconds=save_interval))
         store = DyingStore(story.inner, die_at, when)
-        await asyncio.wait_for(story.tell(store), 20)
-        outputs = await asyncio.wait_for(story.finish(), 20)
+        await asyncio.wait_for(story.tell(store), 60)
+        outputs = await asyncio.wait_for(story.finish(), 60)
         assert max(Counter(story.paid).values()) == 1, "a payment was made twice"
         for number, output in enumerate(outputs):
             in_doubt = store.died.is_set() and output == f"m{number}: {UNKNOWN_OUTCOME}"
@@ -169,48 +162,3 @@ async def test_a_tool_of_a_resumed_turn_knows_the_prompt() -> None:
         await story.tell(DyingStore(story.inner, die_at, "after"))
         await story.tell(DyingStore(story.inner, 1000, "after"))
     assert set(prompts) == {"m0", "m1", "m2"}
-
-
-async def run_sender(url: str, ledger: Path, sender: str, kill_after: float) -> list[str]:
-    """Kill the process that many seconds after it is ready, and let a second one finish."""
-    program = [sys.executable, "-m", "tests.runtime.operations.chat_worker", url, str(ledger), sender]
-    for delay in (kill_after, None):
-        process = await asyncio.create_subprocess_exec(*program, stdout=asyncio.subprocess.PIPE)
-        try:
-            assert process.stdout is not None
-            assert await process.stdout.readline() == b"ready\n"
-            if delay is not None:
-                await asyncio.sleep(delay)
-                continue
-            lines = [(await process.stdout.readline()).decode().rstrip() for _ in range(COUNT + 1)]
-            assert lines.pop() == "done"
-            return lines
-        finally:
-            process.kill()
-            await process.wait()
-    raise AssertionError("unreachable")
-
-
-async def test_two_processes_that_are_killed_get_each_message_answered_once(
-    durable_store_url: str, tmp_path: Path
-) -> None:
-    print(f"seed {SEED}: repeat with HOLDFAST_CHAOS_SEED={SEED}")
-    dice, ledger = random.Random(SEED), tmp_path / "ledger"
-    lines = await asyncio.gather(
-        *(run_sender(durable_store_url, ledger, sender, dice.random() * 0.4) for sender in "ab")
-    )
-    answers = dict(line.split(" ", 1) for sent in lines for line in sent)
-    assert sorted(map(int, answers)) == list(range(1, 2 * COUNT + 1)), "the turns have one order"
-    expected = {f"{sender}{number}" for sender in "ab" for number in range(COUNT)}
-    assert {answer.split(" ", 1)[0] for answer in answers.values()} == expected
-    noted = Counter(ledger.read_text().split())
-    assert max(noted.values()) == 1, "a message was noted twice"
-    for answer in answers.values():
-        text, result = answer.split(" ", 1)
-        # A kill between the note and its record leaves the call in doubt.
-        assert result == UNKNOWN_OUTCOME or (result, noted[text]) == ("noted", 1)
-    async with App([make_agent(ledger)], durable_store_url, worker=False) as app:
-        chat = app.conversation("clerk", "shared")
-        assert {turn.turn_id for turn in await chat.history()} == expected
-        assert app.store is not None
-        assert (await app.store.load(chat.run_id, after=END)).mail == ()

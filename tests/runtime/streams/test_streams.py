@@ -396,7 +396,7 @@ async def test_closing_the_app_wakes_a_watcher_that_waits() -> None:
             await app.run("a", "go", run_id="r")
         watching = asyncio.create_task(collect(app.events("r")))
         await clock.advance(timedelta(0))
-    await asyncio.wait([watching], timeout=10)
+    await asyncio.wait([watching], timeout=60)
     assert watching.done()
     with pytest.raises(StoreClosed):
         await watching

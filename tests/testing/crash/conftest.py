@@ -1,7 +1,12 @@
 """Fixtures of the crash tests."""
 
+import os
+
 import pytest
 from tests.testing.crash.trial_stores import TRIAL_STORES, TrialStore
+
+#: Without `make chaos` the simulator crashes processes repeatedly: see docs/chaos.md.
+collect_ignore = [] if os.environ.get("HOLDFAST_CHAOS") else ["test_repeated_crashes.py"]
 
 
 @pytest.fixture

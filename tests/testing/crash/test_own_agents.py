@@ -25,8 +25,6 @@ ALL_PAIRS = list(itertools.product(NAMES, STORES))
 SEED = None if EVERYTHING else 1
 #: A process for the trials of an agent has to import it. The tests of a short run are concurrent themselves.
 CONCURRENCY = None if EVERYTHING else 1
-#: Every agent on one of the stores, in turn.
-PAIRS = ALL_PAIRS if EVERYTHING else list(zip(NAMES, itertools.cycle(STORES), strict=False))
 
 
 @pytest.mark.parametrize(("name", "trial_store"), ALL_PAIRS, indirect=["trial_store"])
@@ -54,42 +52,6 @@ def test_it_resumes_after_a_crash_anywhere(
         ends = ("before end (done)", "after end (done)")
         kinds = ("before creation", "after creation", "at the start", "at the end", *ends)
         assert all(any(point.startswith(kind) for point in report.points) for kind in kinds)
-
-
-@pytest.mark.parametrize(("name", "trial_store"), PAIRS, indirect=["trial_store"])
-def test_it_resumes_after_several_crashes(
-    name: str, trial_store: TrialStore, record_property: Callable[[str, object], None]
-) -> None:
-    report = crash_everywhere(
-        f"tests.testing.crash.agents:{name}",
-        "Porto",
-        store=trial_store,
-        crashes=4,
-        sample=30 if EVERYTHING else 3,
-        seed=SEED,
-        max_concurrency=CONCURRENCY,
-    )
-    record_property("oracle", f"{report.crashes} crashes at {len(report.points)} points, {len(report.failed)} failed")
-    print(report)
-    assert report.crashes >= len(report.trials)
-
-
-@pytest.mark.parametrize(("name", "trial_store"), PAIRS, indirect=["trial_store"])
-def test_it_resumes_with_throttled_saves(
-    name: str, trial_store: TrialStore, record_property: Callable[[str, object], None]
-) -> None:
-    report = crash_everywhere(
-        f"tests.testing.crash.agents:{name}",
-        "Porto",
-        store=trial_store,
-        options=agents.throttled,
-        sample=None if EVERYTHING else 4,
-        seed=SEED,
-        max_concurrency=CONCURRENCY,
-    )
-    record_property("oracle", f"{report.crashes} crashes at {len(report.points)} points, {len(report.failed)} failed")
-    print(report)
-    assert report.crashes == len(report.trials)
 
 
 def test_a_call_in_doubt_is_reported_reconciled_or_parked() -> None:

@@ -1,4 +1,4 @@
-"""Hostile text in every place that shows what others have written: it stays text, light and dark, on each store."""
+"""Hostile text in every place that shows what others have written: it stays text, light and dark."""
 
 from urllib.parse import quote, urlencode
 
@@ -8,6 +8,8 @@ from tests.web.ui.journals import HOSTILE, store_hostile_run, store_parked_run
 from tests.web.ui.visitor import Visitor
 
 from holdfast.core.run.messages import ToolCall
+
+with_script = pytest.mark.parametrize("budgeted", ["sqlite"], indirect=True)
 
 _FOREIGN_ATTRIBUTES = """() => [...document.querySelectorAll("*")].flatMap(element => [...element.attributes]
     .filter(({name, value}) => name.startsWith("on") ||
@@ -47,7 +49,7 @@ def hostile(visitor: Visitor) -> Visitor:
     return visitor
 
 
-@pytest.mark.parametrize("visitor", ["script"], indirect=True)
+@with_script
 def test_no_page_executes_or_embeds_what_it_shows(hostile: Visitor) -> None:
     page, run, script = hostile.page, f"/runs/{hostile.name('pay')}", quote(HOSTILE[0])
     for path in (
@@ -79,7 +81,7 @@ def test_no_page_executes_or_embeds_what_it_shows(hostile: Visitor) -> None:
         check_harmless(page)
 
 
-@pytest.mark.parametrize("visitor", ["script"], indirect=True)
+@with_script
 def test_tables_lists_trees_tracebacks_and_fields_show_it_as_text(hostile: Visitor) -> None:
     page, run_id = hostile.page, hostile.name("pay")
     shown = [line for line in HOSTILE if "```" not in line and "\r" not in line]

@@ -4,17 +4,17 @@ import asyncio
 import json
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 
 import httpx
 import pytest
 from playwright.sync_api import Page
 from starlette.applications import Starlette
 from starlette.routing import Mount
+from tests.cli.shell import Shell
 from tests.store_kinds import STORES
 from tests.web.ui.journals import store_parked_run
 from tests.web.ui.server import UIServer
@@ -82,8 +82,13 @@ async def wait_for_step(app: App, run_id: str) -> None:
             await app.store.wait_for_change(timedelta(milliseconds=20))
 
 
-@pytest.mark.parametrize("run_id", ["waited", "parked", "failed", "novel", "book"])
-def test_list_run_page_timeline_show_and_api_agree(served: UIServer, page: Page, store: str, run_id: str) -> None:
+def test_list_run_page_timeline_show_and_api_agree(served: UIServer, page: Page, store: str, tmp_path: Path) -> None:
+    shell = Shell(tmp_path, store)
+    for run_id in ("waited", "parked", "failed", "novel", "book"):  # in one test: their fixture takes seconds
+        check_numbers(served, page, shell, run_id)
+
+
+def check_numbers(served: UIServer, page: Page, shell: Shell, run_id: str) -> None:
     run = served.call(served.app.get(run_id))
     assert run.total == run.elapsed + run.waited
     assert run.status == ("failed" if run_id == "failed" else "done")
@@ -105,10 +110,9 @@ def test_list_run_page_timeline_show_and_api_agree(served: UIServer, page: Page,
     row = page.locator(f"#row-{run_id}")
     assert row.locator(".c-took").inner_text() == (worked if run.steps or run.elapsed else "–")
     assert row.locator(".c-cost").inner_text() == cost
-    command = [sys.executable, "-m", "holdfast", "show", run_id, "--store", store]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    shown = shell.ok("show", run_id)
     assert re.search(r"^time +(.*)$", shown, re.MULTILINE)[1] == times  # type: ignore[index]
-    document = json.loads(subprocess.run([*command, "--json"], capture_output=True, check=True).stdout)["run"]
+    document = json.loads(shell.ok("show", run_id, "--json"))["run"]
     used = f"{format_count(run.steps, 'step')}, {format_number(run.usage.total_tokens)} tokens"
     assert re.search(r"^used +(.*)$", shown, re.MULTILINE)[1] == (f"{used}, {cost}" if run.usage.cost_usd else used)  # type: ignore[index]
     answer = httpx.get(f"{served.url}/api/runs/{run_id}").json()
@@ -123,16 +127,16 @@ def test_list_run_page_timeline_show_and_api_agree(served: UIServer, page: Page,
 ENDS = {"novel": ["died", "done"], "book": ["died", "parked", "waiting", "waiting", "done"]}
 
 
-@pytest.mark.parametrize("run_id", ENDS)
-def test_the_agents_page_has_the_same_cost_and_execution_time(served: UIServer, page: Page, run_id: str) -> None:
-    run = served.call(served.app.get(run_id))
-    assert [attempt.end for attempt in run.attempts] == ENDS[run_id]
-    page.goto(f"{served.url}/agents?agent={run.agent}")
-    row = page.locator("tr.agent", has_text=run.agent)
-    assert row.locator("[data-label=Runs]").inner_text() == "1"
-    assert row.locator("[data-label=Cost]").inner_text() == format_cost(run.usage.cost_usd)
-    assert row.locator("[data-label=p50]").inner_text() == format_times(run)[1]
-    assert row.locator("[data-label=p95]").inner_text() == format_times(run)[1]
+def test_the_agents_page_has_the_same_cost_and_execution_time(served: UIServer, page: Page) -> None:
+    for run_id, ends in ENDS.items():
+        run = served.call(served.app.get(run_id))
+        assert [attempt.end for attempt in run.attempts] == ends
+        page.goto(f"{served.url}/agents?agent={run.agent}")
+        row = page.locator("tr.agent", has_text=run.agent)
+        assert row.locator("[data-label=Runs]").inner_text() == "1"
+        assert row.locator("[data-label=Cost]").inner_text() == format_cost(run.usage.cost_usd)
+        assert row.locator("[data-label=p50]").inner_text() == format_times(run)[1]
+        assert row.locator("[data-label=p95]").inner_text() == format_times(run)[1]
 
 
 def test_a_run_that_is_parked_now_has_the_same_numbers(served: UIServer, page: Page, store: str) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import random
 import sys
 from collections import Counter
@@ -11,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from tests.chaos.test_fleet import SEED
 from tests.core.execution.mail_worker import make_agent
 
 from holdfast import App, Approve, RunWaiting
@@ -21,7 +21,6 @@ from holdfast.core.execution.calling.tool_calls import UNKNOWN_OUTCOME
 from holdfast.runtime.operations.mailing import AlreadyAnswered, NotWaiting
 
 RUNS, KILLS = 20, 4
-SEED = int(os.environ.get("HOLDFAST_CHAOS_SEED") or random.SystemRandom().randrange(2**32))
 
 
 async def wait_for_change(app: App) -> None:
