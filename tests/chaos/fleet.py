@@ -96,7 +96,7 @@ class Fleet:
             ready = self._folder / f"ready-{worker.pid}"
             self.wait_until(functools.partial(_exists, ready))
             worker.send_signal(signal.SIGTERM)
-        return [worker.wait(timeout=60) for worker in self._workers]
+        return [worker.wait(timeout=120) for worker in self._workers]
 
     def close(self) -> None:
         """Kill the workers that are still running."""
@@ -114,7 +114,7 @@ class Fleet:
         logs = sorted(self._folder.glob("worker-*.log"))
         return "\n".join(f"{log.name}:\n{log.read_text()[-3000:]}" for log in logs if log.stat().st_size)
 
-    def wait_until(self, condition: Callable[[list[Effect]], bool], *, timeout: float = 60.0) -> None:
+    def wait_until(self, condition: Callable[[list[Effect]], bool], *, timeout: float = 120.0) -> None:
         """Wait until the condition holds for the ledger."""
         deadline = time.monotonic() + timeout
         while not condition(self.ledger.read()):

@@ -4,9 +4,11 @@ The same disruptions cause no fault without the bugs.
 """
 
 import asyncio
+import contextlib
 from collections import Counter
 from pathlib import Path
 
+import apsw
 import pytest
 from tests.chaos import workflows
 from tests.chaos.agent import Effect
@@ -44,12 +46,26 @@ async def _wait_for_busy_worker(workers: Fleet) -> int:
     return found[0]
 
 
+def _is_locked(workers: Fleet) -> bool:
+    """Return whether a process keeps the lock of writers for longer than a write takes."""
+    with contextlib.closing(apsw.Connection(workers.url.removeprefix("sqlite:"))) as connection:
+        connection.set_busy_timeout(1000)
+        try:
+            connection.execute("BEGIN IMMEDIATE; ROLLBACK")
+        except apsw.BusyError:
+            return True
+    return False
+
+
 async def _stop_until_taken_over(workers: Fleet) -> list[str]:
     """Stop a worker until another has taken over one of its runs, then continue it."""
     submitted = await submit(workers, RUNS)
     number = await _wait_for_busy_worker(workers)
-    workers.stop(number, seconds=0)
     stopped = workers.pid(number)
+    workers.stop(number, seconds=0)
+    while _is_locked(workers):  # stopped in the middle of a write, it would keep all others from theirs
+        workers.wake()
+        workers.stop(number, seconds=0)
     held = {effect.run_id for effect in workers.ledger.read() if effect.pid == stopped}
 
     def taken_over(ledger: list[Effect]) -> bool:
