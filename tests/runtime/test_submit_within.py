@@ -149,7 +149,7 @@ async def test_other_runs_continue_while_a_transaction_has_the_id_that_another_c
 
 async def test_a_large_transaction_does_not_use_up_the_locks_of_the_server(app: App, database: str) -> None:
     async with _psycopg(database) as (connection, _):
-        await connection.execute("select holdfast.submit('nobody', 'one') from generate_series(1, 520)")
+        await connection.execute("select holdfast.submit('unknown', 'one') from generate_series(1, 520)")
         held = "select count(*) from pg_locks where locktype = 'advisory' and pid = pg_backend_pid()"
         assert await (await connection.execute(held)).fetchone() == (500,)
 
