@@ -1,0 +1,309 @@
+"""The worker and the parts beside it, with a clock that a test advances: what is taken, parked, reported and left."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+from tests.probe_store import ProbeStore
+from tests.scripted_model import ScriptedModel, call, tool_reply
+
+from holdfast import Agent, App, Reply, RunWaiting, User, WorkerSettings, ask_person
+from holdfast.batteries.schedule import Schedule
+from holdfast.checkpoint.codec import encode
+from holdfast.checkpoint.errors import RunBusy, RunConflict, RunNotClaimable, StoreUnavailable
+from holdfast.checkpoint.progress import Progress
+from holdfast.checkpoint.record import Release, RunFilter, RunStatus
+from holdfast.checkpoint.store import RunStore, get_record
+from holdfast.core.errors import DefinitionError, RunCancelled, RunParked, Shutdown
+from holdfast.core.run.info import RunInfo
+from holdfast.core.run.mail import MESSAGE_TOPIC, Mail, encode_message
+from holdfast.runtime.janitor import Janitor
+from holdfast.runtime.operations.submitting import make_queued_run
+from holdfast.runtime.streams.watch import StatusWatch
+from holdfast.runtime.worker import RecoveryReport, RecoveryStatus
+from holdfast.stores.memory import MemoryStore
+from holdfast.testing.manual_clock import ManualClock
+from holdfast.testing.store_processes.store_under_test import add_worker
+
+AGENT = Agent(name="a", model=ScriptedModel("done"))
+SECOND = timedelta(seconds=1)
+
+
+class Gate:
+    """A model whose replies each wait until it is opened."""
+
+    def __init__(self, *replies: Reply) -> None:
+        self.replies = list(replies) or [Reply(text="done")]
+        self.requests: list[list[Any]] = []
+        self.reached, self.open = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, messages: Sequence[Any], tools: Sequence[Any]) -> Reply:
+        self.requests.append(list(messages))
+        self.reached.set()
+        await self.open.wait()
+        return self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
+
+
+async def leave(store: RunStore, run_id: str, release: Release) -> None:
+    """Leave a run as a worker does that gives up."""
+    claim = await store.claim(run_id, await add_worker(store))
+    await store.release(claim, release)
+
+
+# -- the loop -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_worker_that_was_stopped_takes_no_further_run() -> None:
+    clock = ManualClock()
+    store = ProbeStore(MemoryStore(clock=clock))
+    async with App([AGENT], store, clock=clock) as app:
+        await clock.advance(SECOND)
+        assert app._parts is not None
+        worker = app._parts.worker
+        assert worker.is_taking_runs
+        worker.stop()
+        assert not worker.is_taking_runs
+        await clock.advance(SECOND)
+        store.calls.clear()
+        await app.submit("a", "go", run_id="r")
+        await clock.advance(10 * SECOND)
+        assert "claim_next" not in store.calls
+        assert (await app.get("r")).status is RunStatus.QUEUED
+
+
+async def test_a_worker_takes_no_more_runs_at_once_than_its_concurrency_and_each_as_one_ends() -> None:
+    clock, gate = ManualClock(), Gate()
+    settings = WorkerSettings(concurrency=2)
+    agent = Agent(name="a", model=gate)
+    async with App([agent], MemoryStore(clock=clock), clock=clock, worker=settings) as app:
+        for number in range(4):
+            await app.submit("a", "go", run_id=f"r{number}")
+        await clock.advance(3 * SECOND)
+        assert [run.status for run in (await app.list()).runs].count(RunStatus.RUNNING) == 2
+        gate.open.set()
+        await clock.advance(SECOND / 2)  # a run that ends wakes the loop
+        assert {run.status for run in (await app.list()).runs} == {RunStatus.DONE}
+
+
+@pytest.mark.parametrize("max_runs", [1, 3])
+async def test_a_worker_with_a_number_of_runs_ends_after_them(max_runs: int) -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    settings = WorkerSettings(max_runs=max_runs)
+    async with App([AGENT], store, clock=clock, worker=settings) as app:
+        for number in range(4):
+            await app.submit("a", "go", run_id=f"r{number}")
+        serving = asyncio.create_task(app.serve())
+        await clock.advance(10 * SECOND)
+        await serving
+        assert app._parts is not None
+        assert not app._parts.worker.is_taking_runs
+        assert await app.count(status="done") == max_runs
+
+
+async def test_recovery_asks_again_a_second_after_an_error_while_runs_are_in_progress() -> None:
+    clock, gate = ManualClock(), Gate()
+    store = ProbeStore(MemoryStore(clock=clock))
+    settings = WorkerSettings(take_runs=False, concurrency=2)
+    async with App([Agent(name="a", model=gate)], store, clock=clock, worker=settings) as app:
+        await app.submit("a", "go", run_id="r1")
+        recovering = asyncio.create_task(app.recover())
+        await gate.reached.wait()
+        await app.submit("a", "go", run_id="r2")
+        gate.open.set()
+        report = await recovering
+        assert set(report.statuses.values()) == {RecoveryStatus.COMPLETED}
+        store.fail("claim_next", StoreUnavailable("away"))
+        with pytest.raises(StoreUnavailable, match="away"):
+            await app.recover()
+        assert str(await app.recover()) == "nothing to recover"
+
+
+def test_a_report_counts_runs_by_status() -> None:
+    report = RecoveryReport()
+    assert str(report) == "nothing to recover"
+    report.statuses["r1"] = RecoveryStatus.FAILED
+    assert str(report) == "recovered 1 run: 1 failed"
+    report.statuses |= {"r2": RecoveryStatus.COMPLETED, "r3": RecoveryStatus.COMPLETED}
+    assert str(report) == "recovered 3 runs: 2 completed, 1 failed"
+    assert report.runs_with(RecoveryStatus.COMPLETED) == ["r2", "r3"]
+
+
+# -- strikes ------------------------------------------------------------------------------------------------------
+
+
+async def test_the_fourth_claim_without_a_step_parks_a_run_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    store = MemoryStore()
+    async with App([Agent(name="b", model=ScriptedModel("done", "done"))], store, worker=False) as app:
+        await app.submit("b", "go", run_id="two")
+        await app.submit("b", "go", run_id="three")
+        await leave(store, "two", Release(status=RunStatus.INTERRUPTED, strikes=2))
+        await leave(store, "three", Release(status=RunStatus.INTERRUPTED, strikes=3))
+        report = await app.recover()
+        assert report.statuses == {"two": RecoveryStatus.COMPLETED, "three": RecoveryStatus.PARKED}
+        assert report.reasons == {"three": "poison"}
+        record = await get_record(store, "three")
+        reason = "poison: 3 owners in a row died or gave up in step 1 without finishing it"
+        assert (record.status, record.reason) == (RunStatus.PARKED, reason)
+        assert [each.message for each in caplog.records if "three" in each.message and reason in each.message]
+        assert app._executor is not None
+        assert app._executor.metrics.get("b").strikes == 2
+        with pytest.raises(RunParked, match="3 owners in a row"):
+            await app.run("b", "go", run_id="three")
+        assert (await app.resume("three")).output == "done", "a person may try once more"
+
+
+async def test_a_caller_parks_a_poisoned_run_too() -> None:
+    store = MemoryStore()
+    async with App([AGENT], store, worker=False) as app:
+        await app.submit("a", "go", run_id="r")
+        await leave(store, "r", Release(status=RunStatus.INTERRUPTED, strikes=3))
+        with pytest.raises(RunParked, match="3 owners in a row"):
+            await app.run("a", "go", run_id="r")
+        assert (await app.get("r")).status is RunStatus.PARKED
+
+
+# -- by hand ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_run_is_requeued_only_if_it_has_stopped() -> None:
+    gate, store = Gate(), MemoryStore()
+    asks = Agent(
+        name="asks", model=ScriptedModel(tool_reply(call("c", "ask_person", question="?")), "x"), tools=[ask_person]
+    )
+    async with App([Agent(name="a", model=gate), asks], store, worker=False) as app:
+        await app.submit("a", "go", run_id="queued")
+        await app.requeue("queued")
+        assert (await app.get("queued")).status is RunStatus.QUEUED
+        running = asyncio.create_task(app.run("a", "go", run_id="r"))
+        await gate.reached.wait()
+        with pytest.raises(RunBusy, match="r"):
+            await app.requeue("r")
+        gate.open.set()
+        await running
+        with pytest.raises(RunNotClaimable):
+            await app.requeue("r")
+        with pytest.raises(RunWaiting):
+            await app.run("asks", "go", run_id="w")
+        with pytest.raises(RunNotClaimable):
+            await app.requeue("w")
+        await app.cancel("w")
+        await app.requeue("w")
+        assert (await app.get("w")).status is RunStatus.INTERRUPTED
+        await leave(store, "queued", Release(status=RunStatus.PARKED, reason="poison", strikes=3))
+        await app.requeue("queued")
+        record = await get_record(store, "queued")
+        assert (record.status, record.strikes) == (RunStatus.INTERRUPTED, 0)
+
+
+async def test_a_caller_of_a_run_elsewhere_leaves_while_runs_of_its_app_still_end() -> None:
+    clock, gate = ManualClock(), Gate()
+    store = MemoryStore(clock=clock)
+    async with App([Agent(name="a", model=gate)], store, clock=clock, worker=False) as app:
+        slow = asyncio.create_task(app.run("a", "go", run_id="slow"))
+        await gate.reached.wait()
+        await app.submit("a", "go", run_id="elsewhere")
+        await store.claim("elsewhere", await add_worker(store))
+        waiting = asyncio.create_task(app.run("a", "go", run_id="elsewhere"))
+        await clock.advance(SECOND)
+        closing = asyncio.create_task(app.shutdown(timedelta(hours=1)))
+        await clock.advance(5 * SECOND)
+        assert waiting.done()
+        with pytest.raises(Shutdown, match="run elsewhere had not ended: this App is shutting down"):
+            await waiting
+        assert not slow.done()
+        gate.open.set()
+        await slow
+        await closing
+
+
+# -- the janitor --------------------------------------------------------------------------------------------------
+
+
+async def test_mail_and_cancels_from_other_processes_reach_a_run_in_progress() -> None:
+    clock, gate = ManualClock(), Gate(Reply(text="first"), Reply(text="second"))
+    store = MemoryStore(clock=clock)
+    async with App([Agent(name="a", model=gate)], store, clock=clock, worker=False) as app:
+        running = asyncio.create_task(app.run("a", "go", run_id="r"))
+        await gate.reached.wait()
+        await store.post("r", Mail(mail_id="m", topic=MESSAGE_TOPIC, body=encode_message("and then?")))
+        await clock.advance(2 * SECOND)
+        gate.open.set()
+        assert (await running).output == "second"
+        assert gate.requests[-1][-1] == User("and then?")
+        gate.open.clear()
+        gate.reached.clear()
+        running = asyncio.create_task(app.run("a", "go", run_id="r2"))
+        await gate.reached.wait()
+        await store.request_cancel("r2")
+        await clock.advance(2 * SECOND)
+        with pytest.raises(RunCancelled, match="run r2 was cancelled"):
+            await running
+
+
+@pytest.mark.parametrize("counts_runs", [True, False])
+async def test_a_janitor_counts_runs_only_for_telemetry(counts_runs: bool) -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    async with App([AGENT], store, clock=clock, worker=False) as app:
+        await app.submit("a", "go", run_id="r")
+        assert app._executor is not None
+        services = app._stored
+        janitor = Janitor(services.checkpoints, app._executor, services.changes, clock=clock, counts_runs=counts_runs)
+        await janitor.tick()
+        metrics = app._executor.metrics
+        assert metrics.stored_runs == ({("a", "queued"): 1} if counts_runs else {})
+        assert [*metrics.queues] == (["a"] if counts_runs else [])
+
+
+# -- what others see ----------------------------------------------------------------------------------------------
+
+
+async def test_a_run_that_has_ended_is_seen_once() -> None:
+    store = MemoryStore()
+    async with App([AGENT], store, worker=False) as app:
+        watch = StatusWatch(store, RunFilter())
+        await app.submit("a", "go", run_id="r")
+        assert [event.status for event in await watch.look()] == ["queued"]
+        await app.run("a", "go", run_id="r")
+        await app.run("a", "go", run_id="quick")
+        seen = [(event.run_id, event.status) for event in await watch.look()]
+        assert sorted(seen) == [("quick", "done"), ("r", "done")]
+        assert await watch.look() == []
+
+
+async def test_a_watch_does_not_see_what_had_ended_before_it() -> None:
+    store = MemoryStore()
+    async with App([AGENT], store, worker=False) as app:
+        await app.run("a", "go", run_id="before")
+        watch = StatusWatch(store, RunFilter())
+        assert await watch.look() == []
+        await app.run("a", "go", run_id="after")
+        assert [event.run_id for event in await watch.look()] == ["after"]
+
+
+# -- requests -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_run_that_was_stored_without_a_digest_is_known_by_its_first_entry() -> None:
+    store = MemoryStore()
+    async with App([AGENT], store, worker=False) as app:
+        info = RunInfo.create(AGENT, "go", run_id="r")
+        new = make_queued_run(info, Progress(), [])
+        await store.create(msgspec.structs.replace(new, info=encode(msgspec.structs.replace(info, request_digest=""))))
+        with pytest.raises(RunConflict):
+            await app.run("a", "stop", run_id="r")
+        assert (await app.run("a", "go", run_id="r")).output == "done"
+
+
+def test_a_schedule_needs_a_store_and_has_its_type() -> None:
+    schedule = Schedule()
+    with pytest.raises(DefinitionError, match="schedule submits runs, and this App has no store"):
+        App([AGENT], None, schedule=schedule)
+    App([AGENT], MemoryStore(), schedule=schedule)
+    wrong: Any = [schedule]
+    with pytest.raises(DefinitionError, match="schedule is"):
+        App([AGENT], MemoryStore(), schedule=wrong)
