@@ -1,6 +1,7 @@
 """Conversations: turns, their results, and messages that arrive during a turn."""
 
 import asyncio
+import re
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -27,16 +28,22 @@ from holdfast import (
     sleep,
     tool,
 )
+from holdfast.checkpoint.codec import decode
 from holdfast.checkpoint.errors import CheckpointError, RunConflict, RunNotFound, StoreUnavailable, TurnConflict
-from holdfast.checkpoint.record import Mail, RunStatus
+from holdfast.checkpoint.journal import EntryKind
+from holdfast.checkpoint.progress import Progress
+from holdfast.checkpoint.record import Mail, Release, RunStatus
 from holdfast.checkpoint.store import END
 from holdfast.core import Message, ToolSchema
-from holdfast.core.errors import DefinitionError, RunCancelled, TurnFailed
+from holdfast.core.errors import DefinitionError, RunCancelled, RunFailed, RunParked, TurnFailed
 from holdfast.core.execution.turn_cycle import CLOSED_CALL
 from holdfast.core.run.turns import TURN_TOPIC, TurnMessage
 from holdfast.errors import ConversationBusy, ConversationClosed
 from holdfast.results import Conversation
+from holdfast.runtime.operations.forking import copy_turns
+from holdfast.runtime.operations.run_client import RunClient
 from holdfast.stores.memory import MemoryStore
+from holdfast.testing.store_processes.store_under_test import add_worker
 
 
 def list_texts(messages: Sequence[Message]) -> list[str]:
@@ -176,6 +183,14 @@ async def test_keys_do_not_collide_and_long_ones_are_shortened() -> None:
         ids = [app.conversation(agent, key).run_id for agent, key in keys]
         assert len(set(ids)) == len(keys)
         assert ids[0] == "chat:a:k"
+        assert re.fullmatch(r"chat:a:k{40}:[0-9a-f]{32}", ids[5])
+        assert re.fullmatch(r"chat:a-b:k:[0-9a-f]{32}", ids[4])
+        assert app.conversation("a", "k" * 80).run_id == f"chat:a:{'k' * 80}"
+        assert len(app.conversation("a", "k" * 81).run_id) == len(ids[5])
+        assert repr(app.conversation("a", "k")) == "Conversation('a', 'k')"
+        assert app.conversation("a", "k" * 1_000).key == "k" * 1_000
+        with pytest.raises(DefinitionError, match="give 1 to 1,000 characters"):
+            app.conversation("a", "k" * 1_001)
         assert (await app.conversation("a", "ü" * 300).send("hello")).output == "1 hello"
 
 
@@ -186,6 +201,9 @@ async def test_bad_messages_are_refused_and_nothing_is_stored() -> None:
         for bad in ({"content": 7}, {"content": "x", "id": ""}, {"content": "x", "id": "turn:1"}):
             with pytest.raises(DefinitionError):
                 await chat.send(**bad)
+            with pytest.raises(DefinitionError):
+                chat.check_message(**bad)
+        chat.check_message("x", id="x", when="steer")
         with pytest.raises(DefinitionError, match="when"):
             await chat.send("x", when="later")  # type: ignore[arg-type]
         with pytest.raises(DefinitionError, match="key"):
@@ -497,11 +515,13 @@ async def test_a_message_that_arrives_while_the_conversation_closes_is_answered(
         assert (await app.get(chat.run_id)).status is RunStatus.DONE
 
 
-async def test_an_error_that_is_not_of_the_turn_is_raised_and_the_message_is_answered_later() -> None:
+@pytest.mark.parametrize("before", [0, 1])
+async def test_an_error_that_is_not_of_the_turn_is_raised_and_the_message_is_answered_later(before: int) -> None:
     probe = ProbeStore(MemoryStore())
     async with App([Agent(name="a", model=Echo())], probe, worker=False) as app:
         chat = app.conversation("a", "k")
-        await chat.send("one")
+        for _ in range(before):
+            await chat.send("one")
 
         async def fail_once(method: str) -> None:
             if method == "claim":
@@ -511,7 +531,43 @@ async def test_an_error_that_is_not_of_the_turn_is_raised_and_the_message_is_ans
         probe.before = fail_once
         with pytest.raises(StoreUnavailable, match="for a moment"):
             await chat.send("two", id="m2")
-        assert (await chat.result("m2")).output == "2 two"
+        assert (await chat.result("m2")).output == f"{before + 1} two"
+
+
+@pytest.mark.parametrize(
+    ("release", "error", "text"),
+    [
+        (Release(status=RunStatus.PARKED, reason="in doubt: pay (c1)"), RunParked, "pay"),
+        (Release(status=RunStatus.CANCELLED), RunCancelled, "conversation chat:a:k was cancelled"),
+        (Release(status=RunStatus.FAILED, reason="ValueError: no"), RunFailed, "no"),
+        (Release(status=RunStatus.DONE), ConversationClosed, "done"),
+    ],
+)
+async def test_a_process_that_executes_nothing_reads_why_a_conversation_stopped(
+    release: Release, error: type[Exception], text: str
+) -> None:
+    store, agent = MemoryStore(), Agent(name="a", model=Echo())
+    async with RunClient.open(store, {"a": agent}) as client:
+        chat = client.conversation("a", "k")
+        assert await chat.post("one", id="m1") == "m1"
+        claim = await store.claim(chat.run_id, await add_worker(store))
+        await store.release(claim, msgspec.structs.replace(release, retention=timedelta(days=1)))
+        with pytest.raises(error, match=text):
+            await chat.result("m1")
+
+
+async def test_a_turn_in_progress_is_in_the_history() -> None:
+    model = Gate()
+    async with App([Agent(name="a", model=model)], MemoryStore()) as app:
+        chat = app.conversation("a", "k")
+        send = asyncio.create_task(chat.send("one", id="m1"))
+        await model.asked.get()
+        [turn] = await chat.history()
+        assert (turn.turn_id, turn.number, turn.status, turn.prompt) == ("m1", 1, "running", "one")
+        assert (turn.output, turn.error, turn.usage, turn.steps, turn.ended_at) == (None, "", Usage(), 0, None)
+        assert turn.messages == (User("one"),)
+        model.opened.put_nowait(None)
+        assert [await send] == await chat.history()
 
 
 async def test_a_cancelled_conversation_ends() -> None:
@@ -574,8 +630,40 @@ async def test_a_fork_continues_with_the_turns_before_it(store_url: str) -> None
         assert await chat.history() == before
         with pytest.raises(RunConflict):
             await chat.fork(1, key="other")
-        with pytest.raises(CheckpointError, match="cannot be forked at turn 9"):
+        with pytest.raises(CheckpointError, match="cannot be forked at turn 9: its journal has 1, 2, 3"):
             await chat.fork(9)
+        empty = app.conversation("a", "empty")
+        await empty.begin()
+        with pytest.raises(CheckpointError, match="cannot be forked at turn 1: its journal has none"):
+            await empty.fork(1)
+        refused: Any = 7
+        with pytest.raises(DefinitionError):
+            await chat.fork(2, edited=refused, key="refused")
+        with pytest.raises(RunNotFound):
+            await app.get(app.conversation("a", "refused").run_id)
         with pytest.raises(CheckpointError, match="is a conversation"):
             await app.fork(chat.run_id, 1)
         assert (await app.get(fork.run_id)).caller == "ann"
+
+
+async def test_a_fork_has_a_copy_of_the_entries_of_its_turns() -> None:
+    store = MemoryStore()
+    async with App([Agent(name="a", model=Echo())], store, worker=False) as app:
+        chat = app.conversation("a", "k")
+        for number in (1, 2, 3):
+            await chat.send(f"text {number}", id=f"m{number}")
+        whole = (await store.load(chat.run_id)).entries
+        begins = [entry.seq for entry in whole if entry.kind is EntryKind.INPUT]
+        ends = [entry.seq for entry in whole if entry.kind is EntryKind.TURN]
+        for at_turn, edited, end, turns in [
+            (2, None, ends[1] + 1, 2),
+            (3, "x", begins[2], 2),
+            (1, None, ends[0] + 1, 1),
+        ]:
+            fork = Conversation(chat._agent, f"{at_turn}", {}, app._stored, app._host)
+            await copy_turns(store, chat.run_id, fork._info, at_turn, include=edited is None)
+            stored = await store.load(fork.run_id)
+            assert list(stored.entries[1:]) == list(whole[1:end])
+            progress = decode(stored.record.progress, Progress)
+            assert (progress.turns, progress.turn, progress.steps) == (turns, None, turns)
+            assert progress.recent_turns == {f"m{n + 1}": begins[n] for n in range(turns)}
