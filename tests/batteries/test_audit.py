@@ -228,7 +228,7 @@ async def test_while_the_store_is_down_rows_wait_up_to_the_capacity_and_runs_do_
     await clock.advance(timedelta(seconds=5))
     rows = await audit.query()
     assert [each.kind for each in rows] == ["tool", "step", "step", "end"], "the oldest of five did not fit"
-    assert "1 audit rows were dropped" in caplog.text
+    assert caplog.text.count("1 audit rows were dropped") == 1
     await audit.close()
 
 

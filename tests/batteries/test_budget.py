@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -269,6 +270,38 @@ async def test_a_limit_that_is_raised_for_one_account_lets_its_run_resume() -> N
         assert (await app.result("r1", through_waits=True)).output == "done"
 
 
+async def test_limits_of_cost_and_time_are_no_whole_numbers() -> None:
+    budget = Budget(Limit(cost_usd=5, seconds=60, runs=3), tables=MemoryTables())
+    await budget._ledger.commit("r", ["caller:ann"], Spend(runs=1), budget._clock.now())
+    for unit, maximum in (("cost_usd", 0.25), ("seconds", 1.5), ("runs", 2.0)):
+        await budget.set_limit("caller:ann", unit, maximum)
+    [account] = await budget.accounts()
+    limit = account.limit
+    assert (limit.cost_usd, limit.seconds, limit.runs) == (0.25, 1.5, 2)
+    assert isinstance(limit.runs, int)
+
+
+async def test_the_limits_of_the_code_are_compared_once() -> None:
+    class Counting(MemoryTables):
+        writes = 0
+
+        async def transaction(self, work: Any, *, lock: Any = ()) -> Any:
+            self.writes += bool(lock)
+            return await super().transaction(work, lock=lock)
+
+    async def wake() -> None: ...
+
+    tables = Counting()
+    budget = Budget(Limit(tokens=50), tables=tables)
+    budget.bind(wake)
+    for _ in range(2):
+        await budget.wake_if_raised()
+    assert tables.writes == 1
+    budget.bind(wake)
+    await budget.wake_if_raised()
+    assert tables.writes == 2, "another App has opened it"
+
+
 async def test_runs_that_wait_are_resumed_when_a_limit_is_set_and_not_again() -> None:
     woken: list[str] = []
 
@@ -484,6 +517,26 @@ def test_an_invalid_limit_is_refused(options: dict[str, object]) -> None:
         Limit(**options)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("limit", "caller", "account"),
+    [
+        (Limit(tokens=1), "ann", "caller:ann"),
+        (Limit(tokens=1), "", "runs without a caller"),
+        (Limit(tokens=1, per="all"), "ann", "all"),
+        (Limit(tokens=1, per="agent"), "ann", "agent:a"),
+    ],
+)
+async def test_a_run_that_waits_names_the_account_that_is_empty(limit: Limit, caller: str, account: str) -> None:
+    budget, info = Budget(limit, tables=MemoryTables()), RunInfo(run_id="r", agent_name="a", caller_id=caller)
+    await budget._ledger.commit("other", [limit.account(info)], Spend(tokens=1), budget._clock.now())
+    with pytest.raises(
+        BudgetExhausted, match=rf"its budget until .* UTC or a raised limit \({account}: 1 of 1 tokens\)"
+    ):
+        await budget.check(info, RunState())
+
+
 def test_a_budget_without_limits_is_refused() -> None:
+    with pytest.raises(BudgetError, match="a limit is 5: give a Limit"):
+        Budget(5)  # type: ignore[arg-type]
     with pytest.raises(BudgetError):
         Budget()

@@ -264,6 +264,25 @@ async def test_an_extension_survives_the_process_that_was_given_it() -> None:
     run.cancel()
 
 
+async def test_only_a_decision_that_extends_counts_as_an_extension() -> None:
+    clock, model = ManualClock(), Hanging()
+    escalation = Escalation(CriticAction(nudge="hurry"), CriticAction(extend=SOFT * 5), CriticAction())
+    critic = Critic(escalation, backstop=2, clock=clock)
+    run = asyncio.create_task(make_host(clock, critic).executor.run(agent_of(model), "go"))
+    for number in range(3):
+        await clock.advance(SOFT * 1.1)
+        model.replies.put_nowait(tool_reply(call(f"c{number}", "look", number=number)))
+        await clock.advance(timedelta(0))
+    assert [idle_run.extensions for idle_run in escalation.asked] == [0, 0, 1]
+    assert [idle_run.until_kill for idle_run in escalation.asked] == [SOFT, SOFT, SOFT * 6]
+    assert {idle_run.soft_timeout for idle_run in escalation.asked} == {SOFT}
+    await clock.advance(SOFT * 6.9)
+    assert not run.done(), "the backstop comes after two soft timeouts and the extension"
+    await clock.advance(SOFT * 0.2)
+    with fails_with(RunKilled, match="it was idle for 70"):
+        await run
+
+
 async def test_a_nudge_is_put_in_front_of_the_next_step() -> None:
     clock, model = ManualClock(), Hanging()
     critic = Critic(Escalation(CriticAction(nudge="Are you there?")), clock=clock)

@@ -81,6 +81,11 @@ class TestVersionTable:
         ):
             with pytest.raises(DefinitionNotFound):
                 await missing
+        for version, text in ((None, "no thing al/y: it was"), (2, "no thing al/y version 2: it was")):
+            with pytest.raises(DefinitionNotFound, match=text) as found:
+                await store.get("al", "y", version)
+            error = found.value
+            assert (error.kind, error.owner, error.name, error.version) == ("thing", "al", "y", version)
 
     async def test_a_reader_sees_its_own_and_what_is_shared(self, store: VersionTable) -> None:
         for owner, name in (("al", "private"), ("al", "for bo"), ("al", "for all"), ("bo", "own")):
@@ -383,6 +388,11 @@ async def test_a_skill_is_a_tool_whose_call_is_a_child_run() -> None:
     sum_up = await skills.tool("al", "sum up")
     assert sum_up.schema.name == "al_sum_up"
     assert sum_up.schema.parameters["required"] == ["text"]
+    properties = sum_up.schema.parameters["properties"]
+    assert properties["text"]["type"] == "string"
+    assert "null" in str(properties["words"])
+    assert sum_up.schema.description == "Sums a text up."
+    assert (await skills.source("al", "sum up")).description == "Sums a text up."
     caller = Agent(
         name="caller",
         tools=[sum_up],

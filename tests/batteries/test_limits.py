@@ -31,7 +31,7 @@ from holdfast.batteries.rate_limits import (
 )
 from holdfast.checkpoint.record import RunStatus
 from holdfast.checkpoint.store import get_record, iter_runs
-from holdfast.core.errors import Shutdown
+from holdfast.core.errors import DefinitionError, Shutdown
 from holdfast.core.ports import RatePermit
 from holdfast.core.run.info import RunInfo
 from holdfast.db.sqlite_tables import MemoryTables
@@ -108,6 +108,9 @@ def test_tokens_are_corrected_while_they_count_and_a_pause_ends_by_itself() -> N
     window.forget_before(START + seconds(61))
     window.correct(START, 1000)
     assert window.buckets == {}
+    window.add(START, 5)
+    window.correct(START, -9)
+    assert window.buckets[int(START.timestamp())].tokens == 0, "never less than none"
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:
@@ -115,6 +118,8 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         RateLimits(requests_per_minute=0)
     with pytest.raises(RateLimitError, match=r"tokens_per_minute is 1\.5"):
         RateLimits(models={"gpt": RateLimit(tokens_per_minute=1.5)})  # type: ignore[arg-type]
+    with pytest.raises(DefinitionError, match="the limit of gpt is 5: give a RateLimit"):
+        RateLimits(models={"gpt": 5})  # type: ignore[dict-item]
 
 
 # -- permits ----------------------------------------------------------------------------------------------------
@@ -197,6 +202,29 @@ async def test_a_call_that_is_permitted_counts_for_the_times_of_those_that_wait(
     assert isinstance(small, RatePermit)
     assert later == START + seconds(91), "the small one counts until then"
     await limits.close()
+
+
+async def test_a_reply_that_used_what_was_reserved_or_has_no_limit_writes_nothing() -> None:
+    tables = Counting()
+    limits = RateLimits(models={"gpt": RateLimit(tokens_per_minute=100)}, tables=tables, clock=ManualClock(START))
+    for model, used, writes in (("gpt", 10, 0), ("gpt", 11, 1), ("other", 11, 0)):
+        permit = await limits.acquire(INFO, model, 10)
+        assert isinstance(permit, RatePermit)
+        before = tables.writes
+        limits.settle(permit, used)
+        await asyncio.sleep(0)
+        assert tables.writes - before == writes
+    await limits.close()
+
+
+class Counting(MemoryTables):
+    """Tables that count the writes."""
+
+    writes = 0
+
+    async def transaction(self, work: Any, *, lock: Any = ()) -> Any:
+        self.writes += 1
+        return await super().transaction(work, lock=lock)
 
 
 async def test_limits_whose_database_is_damaged_interrupt_the_run(tmp_path: Any) -> None:

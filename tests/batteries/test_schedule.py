@@ -188,6 +188,20 @@ async def test_run_now_submits_extra_runs() -> None:
     assert await schedule.upcoming("hourly", 2) == [START + timedelta(hours=1), START + timedelta(hours=2)]
 
 
+async def test_a_removed_job_fires_no_more_and_its_next_fires_were_known() -> None:
+    clock, submissions = ManualClock(START), Submissions()
+    schedule = make_schedule(submissions, clock)
+    await schedule.add("j", "a", "p", "0 * * * *")
+    for count in (0, 1, 3):
+        expected = [START + timedelta(hours=hour) for hour in range(1, count + 1)]
+        assert list(await schedule.upcoming("j", count)) == expected
+    assert list(await schedule.upcoming("j")) == [START + timedelta(hours=1)]
+    await schedule.remove("j")
+    await clock.advance(timedelta(hours=2))
+    await schedule.tick()
+    assert (submissions.calls, list(await schedule.jobs())) == (0, [])
+
+
 async def test_a_schedule_without_an_app_submits_nothing() -> None:
     schedule = Schedule(tables=MemoryTables())
     await schedule.add("hourly", "a", "p", "0 * * * *")
@@ -302,6 +316,24 @@ async def test_a_cancelled_pass_is_cancelled(caplog: pytest.LogCaptureFixture) -
         await asyncio.wait_for(runner.tick(), 0.01)
     assert host.marked == []
     assert "failed" not in caplog.text
+
+
+async def test_a_pass_that_is_cancelled_while_it_lists_its_jobs_is_cancelled() -> None:
+    listing = asyncio.Event()
+
+    async def due(now: datetime) -> list[str]:
+        listing.set()
+        await asyncio.Event().wait()
+        return []
+
+    async def nothing(*given: object) -> None: ...
+
+    runner = ScheduleRunner(due=due, run=nothing, mark=nothing, next=lambda job, now: now)
+    task = asyncio.create_task(runner.tick())
+    await listing.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 async def test_a_slow_job_does_not_delay_another() -> None:
@@ -424,6 +456,11 @@ def test_without_the_package_for_cron_the_error_says_what_to_install(monkeypatch
     monkeypatch.setitem(sys.modules, "cronsim", None)
     with pytest.raises(ScheduleError, match=r"pip install 'holdfast\[schedule\]'"):
         cron_next("* * * * *", "UTC", START)
+
+
+def test_the_run_of_a_fire_has_at_most_60_characters_of_the_name() -> None:
+    assert job("x" * 61).run_id(START).startswith("schedule:" + "x" * 60 + ":")
+    assert job("x" * 61).run_id(START) != job("x" * 62).run_id(START)
 
 
 def test_the_run_of_a_fire_has_the_same_id_in_every_release() -> None:

@@ -20,6 +20,7 @@ from holdfast import Agent, App, Phase, Reply, Retry, Usage, current_call, tool
 from holdfast.batteries.telemetry import OpenTelemetry
 from holdfast.core import Ports
 from holdfast.core.run.waiting import Approve, RunWaiting
+from holdfast.core.trace_context import continue_trace
 from holdfast.errors import ModelUnavailable
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing import ManualClock
@@ -126,6 +127,9 @@ async def test_a_run_is_one_trace_below_the_span_of_its_caller(collector: Collec
         0.5,
     )
     assert first["holdfast.model_tier"] == "smart"
+    whole = attempt.attributes or {}
+    assert (whole["gen_ai.usage.input_tokens"], whole["holdfast.cost_usd"], whole["holdfast.end"]) == (10, 0.5, "done")
+    assert (below[2].attributes or {})["holdfast.outcome"] == "done"
     assert SECRET not in collector.text
 
 
@@ -275,6 +279,78 @@ async def test_retries_are_spans(collector: Collector) -> None:
     assert get_parent(again) == get_id(collector.get("execute_tool late"))
 
 
+async def test_spans_of_a_model_are_below_its_call_which_ends_with_the_reply() -> None:
+    clock = ManualClock()
+    collector = Collector(clock=clock)
+
+    async def model(messages: Any, tools: Any) -> Reply:
+        with collector.tracer.start_as_current_span("POST"):
+            return Reply(text="done")
+
+    class Slow(MemoryStore):
+        """A store whose writes take a second each."""
+
+        async def append(self, *arguments: Any, **options: Any) -> Any:
+            await clock.advance(timedelta(seconds=1))
+            return await super().append(*arguments, **options)
+
+    agent = Agent(name="a", model=model)
+    async with App([agent], Slow(clock=clock), telemetry=collector.port, worker=False, clock=clock) as app:
+        await app.run("a", "go")
+    chat = collector.get("chat model")
+    assert get_parent(collector.get("POST")) == get_id(chat)
+    assert chat.start_time == chat.end_time, "the write comes after the reply"
+
+
+async def test_the_span_of_the_caller_in_this_process_is_nearer_than_that_of_its_request(collector: Collector) -> None:
+    header = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    async with App([make_agent("one")], "memory:", telemetry=collector.port) as app:
+        with continue_trace({"traceparent": header}):
+            await app.run("a", "go", run_id="outside")
+            with collector.tracer.start_as_current_span("request"):
+                await app.run("a", "go", run_id="inside")
+    outside, inside = collector.find("invoke_agent a")
+    assert get_parent(outside) == 0xB7AD6B7169203331
+    assert get_parent(inside) == get_id(collector.get("request"))
+
+
+async def test_the_time_between_a_failure_and_its_resume_is_no_wait(collector: Collector) -> None:
+    failing = [ValueError("broken")]
+
+    async def model(messages: Any, tools: Any) -> Reply:
+        if failing:
+            raise failing.pop()
+        return Reply(text="done")
+
+    async with App([Agent(name="a", model=model)], "memory:", telemetry=collector.port, worker=False) as app:
+        with fails_with(ValueError, match="broken"):
+            await app.run("a", "go", run_id="r")
+        await app.resume("r")
+    assert len(collector.find("invoke_agent a")) == 2
+    assert collector.find("wait") == []
+
+
+async def test_a_call_in_doubt_is_an_event_of_the_attempt(collector: Collector) -> None:
+    store, started = MemoryStore(), asyncio.Event()
+
+    @tool(in_doubt="report")
+    async def pay() -> str:
+        started.set()
+        await asyncio.Event().wait()
+        return "paid"
+
+    agent = make_agent(tool_reply(call("c1", "pay")), "done", tools=[pay])
+    one = SimulatedHost(store)
+    task = asyncio.create_task(one.executor.run(agent, "go", run_id="r", on_cancel="cancel"))
+    await started.wait()
+    await one.crash()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await SimulatedHost(store, ports=Ports(observers=(collector.port,))).resume(agent, "r")
+    [event] = collector.get("invoke_agent a").events
+    assert (event.name, dict(event.attributes or {})) == ("in doubt", {"tool": "pay", "call_id": "c1"})
+
+
 async def test_a_wait_is_a_span_from_the_attempt_before_it_to_the_one_after() -> None:
     @tool(effect="once", approval=True)
     async def pay() -> str:
@@ -358,6 +434,9 @@ async def test_a_failed_run_is_marked_with_the_class_of_its_error(collector: Col
             await app.run("a", "go")
     attempt = collector.get("invoke_agent a")
     assert attempt.status.description == "ValueError"
+    for span in (attempt, collector.get(CHAT)):
+        assert (span.attributes or {})["error.type"] == "ValueError"
+    assert (attempt.attributes or {})["holdfast.end"] == "failed"
     assert SECRET not in collector.text
 
 

@@ -262,6 +262,31 @@ async def test_an_id_is_taken_by_the_run_of_another_and_used_again_by_the_same_r
     assert new not in ("r1", "")
 
 
+async def test_the_events_of_an_ended_run_continue_after_a_cursor(app: App, client: httpx.AsyncClient) -> None:
+    await app.run("talker", "hi", run_id="r1", caller_id="ann")
+    cursors = [event.cursor async for event in app.events("r1") if event.cursor is not None]
+
+    async def read_ids(last: str | None = None, after: str | None = None) -> list[str]:
+        headers = {} if last is None else {"last-event-id": last}
+        response = await client.get(
+            "/runs/r1/events", headers=headers, params={} if after is None else {"after": after}
+        )
+        if response.status_code == 204:
+            assert response.content == b""
+            return []
+        assert (response.status_code, response.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+        first, *frames = response.text.split("\n\n")
+        assert (first, frames[-2:]) == ("retry: 1000", ["event: end\ndata: {}", ""])
+        return [frame.partition("\n")[0].removeprefix("id: ") for frame in frames if frame.startswith("id: ")]
+
+    assert await read_ids() == cursors
+    assert await read_ids(last=cursors[0]) == await read_ids(after=cursors[0]) == cursors[1:]
+    assert await read_ids(last=cursors[-1]) == await read_ids(after=cursors[-1]) == []
+    assert await read_ids(last=cursors[1], after=cursors[0]) == cursors[2:], "a browser that connects again is right"
+    forged = await client.get("/runs/r1/events", params={"after": "forged"})
+    assert read_problem(forged)[:2] == (422, "InvalidCursor")
+
+
 # -- conversations ----------------------------------------------------------------------------------------------------
 
 CHAT = "/conversations/talker/chat"
