@@ -81,9 +81,9 @@ async def test_agents_are_announced_when_they_change_and_again_after_an_error() 
     assert fleet.store.calls == ["register_worker"]
     fleet.store.fail("register_worker", StoreUnavailable("away"))
     await fleet.claims.announce(("a",))
-    assert fleet.claims.agents == ()
+    assert not fleet.claims.agents
     await fleet.claims.announce(("a",))
-    assert fleet.claims.agents == ("a",)
+    assert list(fleet.claims.agents) == ["a"]
     [own] = [each for each in await fleet.inner.list_workers() if each.worker.worker_id == fleet.claims.worker_id]
     assert own.worker.agents == ("a",)
     await fleet.claims.announce(("a",))

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.checkpoint.finishing import Ending, end_done, end_failed, end_left, make_notice, make_release
 from holdfast.checkpoint.journal import EntryKind
-from holdfast.checkpoint.record import Release, RunRecord, RunStatus, make_damaged_record, restore_previous
+from holdfast.checkpoint.record import Release, RunFilter, RunRecord, RunStatus, make_damaged_record, restore_previous
 from holdfast.checkpoint.workers import Claim, backoff
 from holdfast.config import Retention
 from holdfast.core.errors import RunCancelled
@@ -140,3 +140,43 @@ def test_a_running_run_without_a_live_owner_is_interrupted() -> None:
         record = make_record(status=status, owner_alive=alive)
         assert (record.current_status, record.is_interrupted, record.is_terminal) == (expected, is_interrupted, False)
     assert make_record(status=RunStatus.CANCELLED).is_terminal
+
+
+@pytest.mark.parametrize(
+    ("wanted", "matches"),
+    [
+        ({}, True),
+        ({"interrupted": True}, False),
+        ({"statuses": frozenset({RunStatus.PARKED})}, True),
+        ({"statuses": frozenset({RunStatus.DONE})}, False),
+        ({"statuses": frozenset()}, False),
+        ({"agent_name": "agent"}, True),
+        ({"agent_name": "other"}, False),
+        ({"caller_id": "ann"}, True),
+        ({"caller_id": "bob"}, False),
+        ({"caller_id": ""}, False),
+        ({"parent_run_id": "p"}, True),
+        ({"parent_run_id": "q"}, False),
+        ({"tenant": "t"}, True),
+        ({"tenant": ""}, False),
+        ({"labels": {"a": "1"}}, True),
+        ({"labels": {"a": "1", "b": "2"}}, True),
+        ({"labels": {"a": "2"}}, False),
+        ({"labels": {"a": "1", "c": "3"}}, False),
+        ({"created_after": NOW}, True),
+        ({"created_after": NOW + timedelta(1)}, False),
+        ({"created_before": NOW + timedelta(1)}, True),
+        ({"created_before": NOW}, False),
+        ({"agent_name": "agent", "caller_id": "bob"}, False),
+    ],
+    ids=repr,
+)
+def test_a_filter_matches_runs_that_fit_every_field(wanted: dict[str, Any], matches: bool) -> None:
+    record = make_record(caller_id="ann", parent_run_id="p", tenant="t", labels={"a": "1", "b": "2"})
+    assert RunFilter(**wanted).matches(record) is matches
+
+
+def test_a_filter_of_interrupted_runs_matches_those_without_an_owner() -> None:
+    wanted = RunFilter(interrupted=True)
+    assert wanted.matches(make_record(status=RunStatus.RUNNING, owner_alive=False))
+    assert not wanted.matches(make_record(status=RunStatus.RUNNING, owner_alive=True))
