@@ -264,6 +264,17 @@ async def test_an_extension_survives_the_process_that_was_given_it() -> None:
     run.cancel()
 
 
+async def test_an_extension_moves_the_backstop_of_the_same_idle_period() -> None:
+    clock = ManualClock()
+    critic = Critic(Escalation(CriticAction(extend=SOFT)), backstop=2, clock=clock)
+    run = asyncio.create_task(make_host(clock, critic).executor.run(agent_of(Hanging()), "go"))
+    await clock.advance(SOFT * 2.9)
+    assert not run.done()
+    await clock.advance(SOFT * 0.2)
+    with fails_with(RunKilled, match=r"it was idle for 30\.0 s"):
+        await run
+
+
 async def test_only_a_decision_that_extends_counts_as_an_extension() -> None:
     clock, model = ManualClock(), Hanging()
     escalation = Escalation(CriticAction(nudge="hurry"), CriticAction(extend=SOFT * 5), CriticAction())

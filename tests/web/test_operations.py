@@ -156,7 +156,7 @@ async def test_a_run_is_cancelled_resumed_and_forked() -> None:
         body = {"at_step": 1, "run_id": "f1", "results": {"c0": "changed"}}
         refused = await client.post("/runs/r1/fork", json=body, headers={"x-user": "of r1"})
         assert read_problem(refused) == (
-            403, "Forbidden", "this token is valid for one run: it cannot start another",
+            403, "Forbidden", "this token is valid for one run or conversation: it cannot start another",
         )  # fmt: skip
         refused = await client.post("/runs/r1/fork", json={**body, "run_id": "f:1"})
         assert read_problem(refused)[:2] == (422, "InvalidRunId")
@@ -255,7 +255,7 @@ async def test_an_id_is_taken_by_the_run_of_another_and_used_again_by_the_same_r
         )  # fmt: skip
     for run_id in ("r2", None):
         assert read_problem(await submit("of r1", run_id)) == (
-            403, "Forbidden", "this token is valid for one run: it cannot start another",
+            403, "Forbidden", "this token is valid for one run or conversation: it cannot start another",
         )  # fmt: skip
     assert read_problem(await submit("ann", "a:b"))[:2] == (422, "InvalidRunId")
     new = (await submit("ann", None)).json()["run_id"]
@@ -297,7 +297,7 @@ async def test_a_token_for_another_run_finds_no_conversation(client: httpx.Async
     await client.post("/conversations/talker/owned/messages", json={"content": "hi", "id": "m1"})
     refused = await request_.send(client, **{"x-user": "of r1"})
     if request_.path.endswith("fork"):
-        detail = "this token is valid for one conversation: it cannot start another"
+        detail = "this token is valid for one run or conversation: it cannot start another"
         assert read_problem(refused) == (403, "Forbidden", detail)
     else:
         detail = "no conversation owned in this store: the id is wrong, or the run ended and was removed"
