@@ -171,7 +171,7 @@ async def test_a_signal_is_the_result_of_the_wait(durable_store_url: str, early:
             await app.submit("a", "go", run_id="r")
             [waiting] = await until_waiting(app, "r")
             assert (waiting.kind, waiting.topic) == ("signal", "signal:paid")
-            assert (await app.get("r")).description.startswith("waits for the signal paid since")
+            assert (await app.get("r")).description.startswith("waits for the signal paid, ")
             await other.signal("r", "another")
             assert (await app.get("r")).status is RunStatus.WAITING
             for _ in range(2):

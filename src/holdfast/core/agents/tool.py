@@ -71,7 +71,7 @@ class Signature:
             TypeError: they do not fit the parameters.
         """
         if not kwargs and len(args) == len(self._positional) == len(self._fields):
-            return {name: args[index] for index, name in enumerate(self._positional)}  # `bind` is a tenth of a step
+            return dict(zip(self._positional, args, strict=True))  # `bind` is a tenth of a step
         return dict(self._parameters.bind(*args, **kwargs).arguments)
 
     def convert_arguments(self, given: Any) -> dict[str, Any]:
@@ -179,8 +179,7 @@ class ToolPolicy:
         _check_retry(effect, retry)
         if not isinstance(approval, bool | ApprovalRequest):
             check_callable("approval", approval)
-        given = {"reconcile": reconcile, "in_doubt": in_doubt, "retry": retry, "approval": approval}
-        for name, value in {"effect": effect, **given}.items():
+        for name, value in zip(self.__slots__, (effect, reconcile, in_doubt, retry, approval), strict=True):
             object.__setattr__(self, name, value)
 
     def request_approval(self, arguments: dict[str, Any]) -> ApprovalRequest | None:

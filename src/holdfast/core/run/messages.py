@@ -185,11 +185,13 @@ def validate_reply(reply: Any) -> Reply:
     if not isinstance(reply.tool_calls, tuple):
         raise InvalidReply("the tool calls of a reply have to be a list of ToolCall")
     calls = tuple(map(_validate_call, reply.tool_calls))
-    if len({call.id for call in calls}) < len(calls):
+    if len(calls) > 1 and len({call.id for call in calls}) < len(calls):
         raise InvalidReply(f"two tool calls of one reply share an id: {[call.id for call in calls]}")
     own = Reply(text=reply.text, tool_calls=calls, usage=reply.usage, model=reply.model)
+    if _is_json_safe(own):
+        return own
     _check_usage(own.usage)
-    return own if _is_json_safe(own) else _round_trip(own)
+    return _round_trip(own)
 
 
 def _validate_call(call: Any) -> ToolCall:
@@ -217,6 +219,8 @@ def _is_json_safe(reply: Reply) -> bool:
             return False
         counts = (usage.input_tokens, usage.output_tokens, usage.reasoning_tokens, usage.requests, usage.tool_calls)
         if set(map(type, counts)) != {int}:
+            return False
+        if min(counts) < 0 or max(counts) > _MAX_COUNT or not 0 <= usage.cost_usd <= _MAX_COST_USD:
             return False
     for call in reply.tool_calls:
         if type(call.id) is not str or not call.id.isascii() or type(call.name) is not str or not call.name.isascii():

@@ -85,7 +85,8 @@ class WorkflowRun:
         elif result.error and self.steps.is_cancelled(result):
             await self.suspension.rest_until_cancelled()
         value = call.load(result)
-        self._add_undoable(call, value)
+        if isinstance(call, ToolStep) and call.undo is not None:
+            self._add_undoable(call, value)
         return value
 
     def _add_undoable(self, call: StepCall, value: Any) -> None:
