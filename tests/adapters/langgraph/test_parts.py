@@ -164,7 +164,7 @@ def test_an_interrupt_is_an_approval_of_each_action_or_a_question(value: Any, ap
     if not approvals:
         [question] = request.questions
         assert (question.call_id, question.tool, question.arguments) == ("i", "interrupt", value)
-        assert (question.kind, question.reason) == ("question", str(value))
+        assert (question.kind, question.reason, question.is_editable) == ("question", str(value), True)
         assert request.combine(["an answer"]) == "an answer"
         return
     assert [(q.call_id, q.tool, q.arguments, q.reason, q.is_editable) for q in request.questions] == approvals

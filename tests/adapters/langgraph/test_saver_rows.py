@@ -216,6 +216,24 @@ async def test_writes_of_a_task_stay_and_its_errors_are_replaced(saver: Holdfast
     ]
 
 
+async def test_writes_are_in_the_order_in_which_langgraph_applies_them(saver: HoldfastSaver) -> None:
+    config = await Thread(saver).put([])
+    for path in ("b", "a", "c"):
+        await saver.aput_writes(config, [("lines", f"{path} 1"), ("lines", f"{path} 2")], f"task {path}", path)
+    found = await saver.aget_tuple(config)
+    assert found is not None
+    assert found.pending_writes is not None
+    assert [value for _, _, value in found.pending_writes] == ["a 1", "a 2", "b 1", "b 2", "c 1", "c 2"]
+
+
+async def test_a_delete_comes_after_the_puts_that_wait(saver: HoldfastSaver) -> None:
+    put = asyncio.create_task(Thread(saver).put(make_messages(1)))
+    await asyncio.sleep(0)
+    await saver.adelete_thread("thread")
+    await put
+    assert await saver.aget_tuple(make_config()) is None
+
+
 def make_checkpoint(number: int, versions: dict[str, Any] | None = None, values: Any = None) -> Checkpoint:
     checkpoint = empty_checkpoint()
     checkpoint["id"], checkpoint["channel_versions"] = f"{number:04}", versions or {}

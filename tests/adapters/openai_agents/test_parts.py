@@ -1,6 +1,7 @@
 """The parts of a durable agent of the SDK one by one: stored messages, streams, handoffs, hooks."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,7 +30,7 @@ from tests.adapters.openai_agents.test_resume import get_outputs
 from tests.core.null_listener import NullListener
 from tests.failed_runs import fails_with
 
-from holdfast import App, Approve, Deny, RunInfo, RunWaiting, Value, ask_person, tool
+from holdfast import App, Approve, Deny, Phase, RunInfo, RunWaiting, Value, ask_person, tool
 from holdfast.adapters.call_arguments import UNREADABLE_REASON
 from holdfast.adapters.openai_agents import ToolPolicy, durable
 from holdfast.adapters.openai_agents.handoffs import AgentGraph
@@ -51,7 +52,7 @@ from holdfast.adapters.openai_agents.message_codec import (
     to_input_items,
 )
 from holdfast.adapters.openai_agents.model import ModelRecorder
-from holdfast.core.errors import DefinitionError, MissingDefinition, PayloadError
+from holdfast.core.errors import DefinitionError, InvalidReply, MissingDefinition, PayloadError
 from holdfast.core.execution.native_loop import get_loop
 from holdfast.core.loop import PendingCall
 from holdfast.core.ports import Ports
@@ -442,6 +443,67 @@ async def test_an_approved_call_with_a_result_does_not_wait_again_after_a_crash(
             await app.answer(RUN, call_id, Approve())
     assert (await deaths.resume(agent, store=store)).output == "done"
     assert get_outputs(model.requests[1]) == {"c1": "paid", "c2": "seen"}
+
+
+@pytest.mark.parametrize("behavior", ["stop_on_first_tool", {"stop_at_tool_names": ["pay"]}])
+async def test_a_result_that_is_the_output_is_found_again_after_a_crash(behavior: Any) -> None:
+    deaths = CrashSimulator("output")
+
+    class Listener(NullListener):
+        async def on_output(self, info: RunInfo, output: Any) -> None:
+            await deaths.reach("output")
+
+    @function_tool
+    async def pay(city: str) -> str:
+        deaths.passed.append(f"pay {city}")
+        return f"paid {city}"
+
+    model = ScriptedModel([call("c1", "pay", city="Lyon"), call("c2", "pay", city="Faro")], "never")
+    agent = Agent[Any](name="a", model=model, tools=[pay], tool_use_behavior=behavior)
+    result = await deaths.run(durable(agent), ports=Ports(listener=Listener()))
+    assert (result.output, result.steps, result.usage.tool_calls) == ("paid Lyon", 1, 2)
+    assert (len(model.requests), sorted(deaths.passed)) == (1, ["output", "output", "pay Faro", "pay Lyon"])
+    kinds = [type(message).__name__ for message in result.messages]
+    assert kinds == ["Input", "SDKReply", "ToolOutput", "ToolOutput", "Final"]
+
+
+async def test_the_history_has_each_result_as_it_was_recorded() -> None:
+    @function_tool
+    async def pay(city: str) -> dict[str, str]:
+        return {"paid": city}
+
+    model = ScriptedModel([call("c1", "pay", city="Lyon")], "done")
+    async with App([durable(Agent(name="a", model=model, tools=[pay]))], "memory:") as app:
+        result = await app.run("a", "go")
+    assert result.messages[2] == ToolOutput(call_id="c1", tool="pay", value={"paid": "Lyon"})
+    assert [type(message).__name__ for message in result.messages] == ["Input", "SDKReply", "ToolOutput", "SDKReply"]
+
+
+async def test_two_calls_with_one_id_are_refused() -> None:
+    @function_tool
+    async def look() -> str:
+        raise AssertionError("it is not called")
+
+    model = ScriptedModel([call("c1", "look"), call("c1", "look")], "done")
+    async with App([durable(Agent(name="a", model=model, tools=[look]))], "memory:") as app:
+        with fails_with(InvalidReply, match="two tool calls of one reply share the id c1"):
+            await app.run("a", "go")
+
+
+async def test_instructions_and_inputs_of_a_phase_come_before_the_prompt() -> None:
+    model = ScriptedModel("done")
+    agent = replace(
+        durable(Agent(name="a", model=model)),
+        instructions="Be brief.",
+        phases=[Phase(name="one", prompt="first $prompt"), Phase(name="two", prompt="then $one")],
+    )
+    async with App([agent], "memory:") as app:
+        await app.run("a", "go")
+    told = {"role": "developer", "content": "Be brief."}
+    assert model.requests == [
+        [told, {"role": "user", "content": "first go"}],
+        [told, {"role": "user", "content": "then done"}],
+    ]
 
 
 # -- streams --------------------------------------------------------------------------------------------------------
