@@ -88,6 +88,40 @@ async def test_a_worker_takes_no_more_runs_at_once_than_its_concurrency_and_each
         assert {run.status for run in (await app.list()).runs} == {RunStatus.DONE}
 
 
+@pytest.mark.parametrize("takes_runs", [True, False])
+async def test_a_serve_that_is_cancelled_ends_only_a_loop_that_it_has_begun(takes_runs: bool) -> None:
+    clock = ManualClock()
+    settings = WorkerSettings(take_runs=takes_runs)
+    async with App([AGENT], MemoryStore(clock=clock), clock=clock, worker=settings) as app:
+        assert app._parts is not None
+        worker = app._parts.worker
+        for _ in range(2):
+            serving = asyncio.create_task(worker.serve())
+            await clock.advance(SECOND)
+            assert worker.is_taking_runs
+            serving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await serving
+            assert worker.is_taking_runs is takes_runs
+
+
+async def test_a_loop_that_waits_ends_as_soon_as_it_is_stopped() -> None:
+    clock = ManualClock()
+    store = ProbeStore(MemoryStore(clock=clock))
+    async with App([AGENT], store, clock=clock, worker=WorkerSettings(take_runs=False)) as app:
+        assert app._parts is not None
+        worker = app._parts.worker
+        serving = asyncio.create_task(worker.serve())
+        await clock.advance(SECOND / 2)
+        polls = store.calls.count("claim_next")
+        worker.stop()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert serving.done()
+        await serving
+        assert store.calls.count("claim_next") == polls
+
+
 @pytest.mark.parametrize("max_runs", [1, 3])
 async def test_a_worker_with_a_number_of_runs_ends_after_them(max_runs: int) -> None:
     clock = ManualClock()
