@@ -5,6 +5,8 @@ import urllib.error
 import urllib.request
 from http import HTTPStatus
 
+import pytest
+
 from holdfast.runtime.status_server import StatusResponse, StatusServer
 
 
@@ -57,4 +59,7 @@ async def test_a_client_that_sends_no_http_is_dropped_and_the_server_closes_whil
         assert await reader.read() == b""
         writer.close()
         _, silent = await asyncio.open_connection("127.0.0.1", server.port)
+        port = server.port
+    with pytest.raises(ConnectionError):
+        await asyncio.open_connection("127.0.0.1", port)
     silent.close()
