@@ -58,16 +58,21 @@ class WorldAudit:
     def check_purge(self, deadline: float) -> None:
         """Wait until the retention of all runs has ended, and see that they are removed."""
         if not self._execute(self._await_purge, deadline):
-            kept = {run_id: status for run_id, status in self.statuses.items() if status in _TERMINAL}
-            self.report(f"the retention of these runs has ended, and they are still stored: {kept}")
+            self.report(f"the retention of these runs has ended, and they are still stored: {self._list_expired()}")
 
     async def _await_purge(self, app: App, process: SimulatedProcess) -> None:
         await self._sleep(process, self._world.plan.retention)
         while True:
             await self._list_statuses(app, process)
-            if not _TERMINAL & {*self.statuses.values()}:
+            if not self._list_expired():
                 return
             await self._sleep(process, 10)
+
+    def _list_expired(self) -> list[str]:
+        """Return the runs that have ended, without the children of a parked run: it may need them once unparked."""
+        parked = tuple(f"{run_id}:" for run_id, status in self.statuses.items() if status == "parked")
+        ended = [run_id for run_id, status in self.statuses.items() if status in _TERMINAL]
+        return [run_id for run_id in ended if not run_id.startswith(parked)]
 
     def check_closed(self) -> dict[str, str]:
         """Check the store after all Apps were closed."""
