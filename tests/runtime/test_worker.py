@@ -13,11 +13,19 @@ from tests.scripted_model import ScriptedModel, call, tool_reply
 from holdfast import Agent, App, Reply, RunWaiting, User, WorkerSettings, ask_person
 from holdfast.batteries.schedule import Schedule
 from holdfast.checkpoint.codec import encode
-from holdfast.checkpoint.errors import RunBusy, RunConflict, RunNotClaimable, StoreUnavailable
+from holdfast.checkpoint.errors import (
+    CheckpointError,
+    RecordDecodeError,
+    RunBusy,
+    RunConflict,
+    RunDamaged,
+    RunNotClaimable,
+    StoreUnavailable,
+)
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import Release, RunFilter, RunStatus
 from holdfast.checkpoint.store import RunStore, get_record
-from holdfast.core.errors import DefinitionError, RunCancelled, RunParked, Shutdown
+from holdfast.core.errors import DefinitionError, MissingDefinition, RunCancelled, RunLost, RunParked, Shutdown
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.mail import MESSAGE_TOPIC, Mail, encode_message
 from holdfast.runtime.janitor import Janitor
@@ -122,6 +130,46 @@ async def test_a_loop_that_waits_ends_as_soon_as_it_is_stopped() -> None:
         assert store.calls.count("claim_next") == polls
 
 
+async def test_a_loop_that_is_stopped_waits_for_the_runs_in_progress() -> None:
+    clock, gate = ManualClock(), Gate()
+    settings = WorkerSettings(take_runs=False)
+    async with App([Agent(name="a", model=gate)], MemoryStore(clock=clock), clock=clock, worker=settings) as app:
+        assert app._parts is not None
+        await app.submit("a", "go", run_id="r")
+        serving = asyncio.create_task(app._parts.worker.serve())
+        await gate.reached.wait()
+        app._parts.worker.stop()
+        await clock.advance(5 * SECOND)
+        assert not serving.done()
+        gate.open.set()
+        await serving
+        assert (await app.get("r")).status is RunStatus.DONE
+
+
+async def test_a_closed_app_leaves_neither_a_task_nor_a_timer() -> None:
+    clock, before = ManualClock(), asyncio.all_tasks()
+    store = ProbeStore(MemoryStore(clock=clock))
+    async with App([AGENT], store, clock=clock) as app:
+        await app.submit("a", "go", run_id="later", not_before=clock.now() + timedelta(days=1))
+        await clock.advance(SECOND)
+        watching = asyncio.create_task(anext(app.events("later")))
+        await watching
+
+        async def hang(method: str) -> None:
+            if method == "pending":
+                await asyncio.Event().wait()
+
+        store.before = hang
+        assert app._parts is not None
+        asking = asyncio.create_task(app._parts.health.find_problem())
+        await clock.advance(3 * SECOND)
+        assert await asking == "the store has not answered within 2 seconds"
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == before
+    assert clock.waiting == 0
+
+
 @pytest.mark.parametrize("max_runs", [1, 3])
 async def test_a_worker_with_a_number_of_runs_ends_after_them(max_runs: int) -> None:
     clock = ManualClock()
@@ -154,6 +202,33 @@ async def test_recovery_asks_again_a_second_after_an_error_while_runs_are_in_pro
         with pytest.raises(StoreUnavailable, match="away"):
             await app.recover()
         assert str(await app.recover()) == "nothing to recover"
+
+
+async def test_recovery_takes_further_runs_after_an_error_although_no_other_run_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("holdfast.runtime.worker.POLL_INTERVAL", timedelta(milliseconds=1))
+    first, second, store = Gate(), Gate(), ProbeStore(MemoryStore())
+    quick = Agent(name="quick", model=ScriptedModel("done"))
+    agents = [Agent(name="a", model=first), Agent(name="b", model=second), quick]
+    async with App(agents, store, worker=WorkerSettings(take_runs=False)) as app:
+        await app.submit("a", "go", run_id="r1")
+        await app.submit("quick", "go", run_id="r0")
+        asked = 0
+
+        async def fail_once(method: str) -> None:
+            nonlocal asked
+            asked += method == "claim_next"
+            if method == "claim_next" and asked == 2:
+                await app.submit("b", "go", run_id="r2")
+                raise StoreUnavailable("away")
+
+        store.before = fail_once
+        recovering = asyncio.create_task(app.recover())
+        await second.reached.wait()
+        first.open.set()
+        second.open.set()
+        assert set((await recovering).statuses) == {"r0", "r1", "r2"}
 
 
 def test_a_report_counts_runs_by_status() -> None:
@@ -198,6 +273,36 @@ async def test_a_caller_parks_a_poisoned_run_too() -> None:
         with pytest.raises(RunParked, match="3 owners in a row"):
             await app.run("a", "go", run_id="r")
         assert (await app.get("r")).status is RunStatus.PARKED
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "stored", "reason"),
+    [
+        (RunDamaged("r", "x"), "damaged", "parked", "damaged: run r is damaged and was left unchanged: x"),
+        (RecordDecodeError("of another type"), "damaged", "parked", "damaged: of another type"),
+        (KeyError("x"), "damaged", "parked", "damaged: KeyError: 'x'"),
+        (CheckpointError("a newer version"), "interrupted", "interrupted", "a newer version"),
+        (RunLost("another worker has it"), "interrupted", "running", ""),
+    ],
+    ids=repr,
+)
+async def test_a_run_that_cannot_be_loaded_is_reported_and_the_others_are_executed(
+    error: Exception, status: str, stored: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = ManualClock()
+    store = ProbeStore(MemoryStore(clock=clock))
+    async with App([AGENT], store, clock=clock, worker=False) as app:
+        await app.submit("a", "go", run_id="r")
+        await app.submit("a", "go", run_id="fine")
+        store.fail("load", error)
+        report = await app.recover()
+        assert report.statuses == {"r": status, "fine": "completed"}
+        assert report.reasons == {"r": reason.removeprefix("damaged: ") or str(error)}
+        record = await get_record(store, "r")
+        assert (record.status, record.reason) == (stored, reason)
+        waits = record.not_before - clock.now()
+        assert waits == (MissingDefinition.retry_after if stored == "interrupted" else timedelta(0))
+        assert bool(caplog.records) is (stored != "running")
 
 
 # -- by hand ------------------------------------------------------------------------------------------------------

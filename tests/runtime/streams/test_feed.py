@@ -114,6 +114,7 @@ async def test_watchers_that_begin_together_share_a_read_and_later_ones_read_aga
     assert lists[2] == ["message", "reply", "step_finished", "status", "step_started"]
     assert lists[0] == ["message", "status", "step_started", "reply", "step_finished", "step_started"]
     [feed] = watched.hub._feeds.values()
+    assert all(each.cursor is not None for each in feed.subscriptions), "a watcher that is too slow continues there"
     assert (feed.users, len(feed.subscriptions)) == (3, 3)
     for left, task in enumerate(tasks, start=1):
         task.cancel()
