@@ -24,8 +24,11 @@ hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_c
 hypothesis.settings.load_profile("untimed")
 
 
-def pytest_collection_finish() -> None:
-    """Search for garbage again, among what the tests create."""
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Search for garbage again, among what the tests create. Every process has to give the tests the same names."""
+    named_by_address = [item.nodeid for item in session.items if " at 0x" in item.nodeid]
+    if named_by_address:
+        raise pytest.UsageError(f"the name contains an address in memory: {named_by_address[0]}")
     gc.freeze()
     gc.enable()
 

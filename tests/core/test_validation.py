@@ -66,7 +66,6 @@ def choice(name: str, value: Any) -> None:
         (to_utc, datetime(1970, 1, 1, tzinfo=UTC)),
         (to_utc, datetime(9000, 1, 1, tzinfo=UTC) - TICK),
     ],
-    ids=lambda value: repr(value)[:30],
 )
 def test_a_value_within_its_bounds_is_accepted(check: Callable[[str, Any], object], value: Any) -> None:
     check("it", value)
@@ -105,7 +104,6 @@ def test_a_value_within_its_bounds_is_accepted(check: Callable[[str, Any], objec
         (to_utc, datetime(9000, 1, 1, tzinfo=UTC), "give a time from 1970 to 8999"),
         (to_utc, datetime.max.replace(tzinfo=timezone(-timedelta(hours=2))), "give a time from 1970 to 8999"),
     ],
-    ids=lambda value: repr(value)[:30],
 )
 def test_another_value_is_refused(check: Callable[[str, Any], object], value: Any, text: str) -> None:
     with pytest.raises(DefinitionError, match=text):

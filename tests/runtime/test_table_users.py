@@ -49,9 +49,7 @@ class DurableStore(MemoryStore):
     durable = True
 
 
-@pytest.mark.parametrize(
-    ("store", "level"), [(None, "INFO"), (MemoryStore(), "INFO"), (DurableStore(), "WARNING")], ids=repr
-)
+@pytest.mark.parametrize(("store", "level"), [(None, "INFO"), (MemoryStore(), "INFO"), (DurableStore(), "WARNING")])
 async def test_rows_in_memory_are_reported_and_louder_if_the_runs_survive(
     store: RunStore | None, level: str, caplog: pytest.LogCaptureFixture
 ) -> None:

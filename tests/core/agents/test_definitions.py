@@ -128,7 +128,6 @@ async def test_outside_of_a_workflow_a_tool_is_its_function() -> None:
         ({"sequential": 1}, "tool work: sequential is 1: give True or False"),
         ({"effect": "transaction"}, "tool work: effect is transaction: give it a parameter `connection`"),
     ],
-    ids=repr,
 )
 def test_an_option_of_a_tool_that_makes_no_sense_is_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(DefinitionError, match=text):
@@ -345,7 +344,6 @@ async def one_argument(messages: Sequence[Message]) -> Reply:
         ({"tools": [work, work], "phases": [Phase(name="p", agent=make_agent("b"))]}, "two tools are named 'work'"),
         ({"tools": [work], "phases": [Phase(name="p", tools=["work", "fly"])]}, "no tool 'fly'; known: work"),
     ],
-    ids=repr,
 )
 def test_an_agent_that_makes_no_sense_is_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(DefinitionError, match=text):
@@ -404,7 +402,6 @@ PARTS = [{"type": "image"}]
         ("$prompt$prompt", PARTS, [*PARTS, *PARTS]),
         ("only $plan", PARTS, "only the plan"),
     ],
-    ids=str,
 )
 def test_the_prompt_of_a_phase_is_rendered(template: Any, prompt: Any, rendered: Any) -> None:
     info = RunInfo(run_id="r", agent_name="a", prompt=prompt, inputs={"size": 3, "plan": "hidden"})

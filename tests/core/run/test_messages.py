@@ -185,7 +185,6 @@ class Encoder:
         (None, ("a", {"b": 1}), ["a", {"b": 1}]),
         (Encoder(), ["a"], ["dumped", "a"]),
     ],
-    ids=repr,
 )
 def test_a_prompt_becomes_plain_data(loop: object, prompt: Any, dumped: Any) -> None:
     assert dump_prompt("agent", loop, prompt) == dumped
@@ -204,7 +203,6 @@ def test_a_prompt_becomes_plain_data(loop: object, prompt: Any, dumped: Any) -> 
         (Encoder(), ["bad"], "agent agent: no bad parts"),
         (object(), ["a"], "agent agent accepts text only"),
     ],
-    ids=repr,
 )
 def test_another_prompt_is_refused(loop: object, prompt: Any, text: str) -> None:
     with pytest.raises(DefinitionError, match=text):
