@@ -416,6 +416,23 @@ async def test_windows_that_count_nothing_are_forgotten(setting: Setting) -> Non
     await windows.close()
 
 
+async def test_windows_that_ended_a_minute_ago_are_deleted_once_a_minute() -> None:
+    tables = MemoryTables()
+    table = WindowTable(tables)
+    await table.open(tables)
+
+    async def count_windows(after: float) -> int:
+        """Use another window, and return how many are stored."""
+        now = START + seconds(after)
+        await table.update(["busy"], lambda windows: windows["busy"].add(now, 0), now)
+        return len(await table.select("SELECT key FROM rate_window"))
+
+    await table.update(["old"], lambda windows: windows["old"].add(START, 0), START)
+    assert [await count_windows(after) for after in (60, 120, 179.9)] == [2, 2, 2]
+    assert await count_windows(180) == 1, "it ended at 61 seconds"
+    await table.close()
+
+
 async def test_a_window_that_is_always_in_use_forgets_the_calls_that_no_longer_count(setting: Setting) -> None:
     limits = setting.make(requests_per_minute=9, key=lambda info, model: info.caller_id)
     for _ in range(20):
