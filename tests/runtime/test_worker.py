@@ -12,6 +12,7 @@ from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, App, Reply, RunWaiting, User, WorkerSettings, ask_person
 from holdfast.batteries.schedule import Schedule
+from holdfast.checkpoint.checkpointer import StoreCheckpointer
 from holdfast.checkpoint.codec import encode
 from holdfast.checkpoint.errors import (
     CheckpointError,
@@ -28,6 +29,8 @@ from holdfast.checkpoint.store import RunStore, get_record
 from holdfast.core.errors import DefinitionError, MissingDefinition, RunCancelled, RunLost, RunParked, Shutdown
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.mail import MESSAGE_TOPIC, Mail, encode_message
+from holdfast.core.run.messages import ToolCall, ToolResult
+from holdfast.core.run.state import Faults, RunState
 from holdfast.runtime.janitor import Janitor
 from holdfast.runtime.operations.submitting import make_queued_run
 from holdfast.runtime.streams.watch import StatusWatch
@@ -247,22 +250,67 @@ def test_a_report_counts_runs_by_status() -> None:
 async def test_the_fourth_claim_without_a_step_parks_a_run_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
     store = MemoryStore()
     async with App([Agent(name="b", model=ScriptedModel("done", "done"))], store, worker=False) as app:
-        await app.submit("b", "go", run_id="two")
-        await app.submit("b", "go", run_id="three")
-        await leave(store, "two", Release(status=RunStatus.INTERRUPTED, strikes=2))
-        await leave(store, "three", Release(status=RunStatus.INTERRUPTED, strikes=3))
+        for strikes, run_id in enumerate(["zero", "one", "two", "three"]):
+            await app.submit("b", "go", run_id=run_id)
+            await leave(store, run_id, Release(status=RunStatus.INTERRUPTED, strikes=strikes))
         report = await app.recover()
-        assert report.statuses == {"two": RecoveryStatus.COMPLETED, "three": RecoveryStatus.PARKED}
+        assert report.runs_with(RecoveryStatus.COMPLETED) == ["zero", "one", "two"]
+        assert report.runs_with(RecoveryStatus.PARKED) == ["three"]
         assert report.reasons == {"three": "poison"}
         record = await get_record(store, "three")
         reason = "poison: 3 owners in a row died or gave up in step 1 without finishing it"
         assert (record.status, record.reason) == (RunStatus.PARKED, reason)
         assert [each.message for each in caplog.records if "three" in each.message and reason in each.message]
         assert app._executor is not None
-        assert app._executor.metrics.get("b").strikes == 2
+        assert app._executor.metrics.get("b").strikes == 3, "the first claim of a run does not follow another one"
         with pytest.raises(RunParked, match="3 owners in a row"):
             await app.run("b", "go", run_id="three")
         assert (await app.resume("three")).output == "done", "a person may try once more"
+
+
+@pytest.mark.parametrize(
+    ("below", "status"),
+    [
+        ([], RunStatus.PARKED),
+        ([("child", "r", 2)], RunStatus.DONE),
+        ([("child", "r", 3)], RunStatus.PARKED),
+        ([("child", "r", 3), ("grandchild", "child", 0)], RunStatus.DONE),
+        ([("child", "r", 3), ("grandchild", "child", 3)], RunStatus.PARKED),
+        ([("child", "another", 0)], RunStatus.PARKED),
+    ],
+)
+async def test_a_run_whose_child_makes_progress_is_not_parked(
+    below: list[tuple[str, str, int]], status: RunStatus
+) -> None:
+    store = MemoryStore()
+    async with App([AGENT], store, worker=False) as app:
+        await app.submit("a", "go", run_id="r")
+        await leave(store, "r", Release(status=RunStatus.INTERRUPTED, strikes=3))
+        for run_id, parent, strikes in below:
+            info = RunInfo(run_id=run_id, agent_name="of another process", parent_run_id=parent)
+            await store.create(make_queued_run(info, Progress(), []))
+            await leave(store, run_id, Release(status=RunStatus.INTERRUPTED, strikes=strikes))
+        await app.recover()
+        assert (await get_record(store, "r")).status is status
+
+
+@pytest.mark.parametrize(("exit_step", "last"), [(1, "; exit code 7"), (2, "")])
+async def test_a_poisoned_run_names_the_calls_in_which_its_owners_died(exit_step: int, last: str) -> None:
+    store = MemoryStore()
+    async with App([AGENT], store, worker=False) as app:
+        state = RunState(faults=Faults(exit_step=exit_step, exit_error="exit code 7"))
+        asked = [ToolCall(id="c1", name="look"), ToolCall(id="c2", name="pay"), ToolCall(id="c3", name="send")]
+        state.history.extend([User("go"), Reply(tool_calls=asked)])
+        state.results["c1"] = ToolResult(call_id="c1", tool="look")
+        checkpointer = await app._stored.checkpoints.begin(RunInfo.create(AGENT, "go", run_id="r"))
+        await checkpointer.save(state, force=True)
+        assert isinstance(checkpointer, StoreCheckpointer)
+        assert checkpointer.claim is not None
+        await store.release(checkpointer.claim, Release(status=RunStatus.INTERRUPTED, strikes=3))
+        await app.recover()
+        reason = (await get_record(store, "r")).reason
+    calls = "in step 1 while calling pay, send without finishing it"
+    assert reason == f"poison: 3 owners in a row died or gave up {calls}{last}"
 
 
 async def test_a_caller_parks_a_poisoned_run_too() -> None:
@@ -303,6 +351,25 @@ async def test_a_run_that_cannot_be_loaded_is_reported_and_the_others_are_execut
         waits = record.not_before - clock.now()
         assert waits == (MissingDefinition.retry_after if stored == "interrupted" else timedelta(0))
         assert bool(caplog.records) is (stored != "running")
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+async def test_a_run_whose_owner_left_a_cancel_unnoticed_is_cancelled_instead_of_resumed(cancelled: bool) -> None:
+    store, model = MemoryStore(), ScriptedModel("done")
+    async with App([Agent(name="a", model=model)], store, worker=False) as app:
+        await app.submit("a", "go", run_id="r")
+        claim = await store.claim("r", await add_worker(store))
+        if cancelled:
+            await store.request_cancel("r")
+        await store.release(claim, Release(status=RunStatus.INTERRUPTED))
+        report = await app.recover()
+        status = (await get_record(store, "r")).status
+    if cancelled:
+        assert report.statuses == {"r": RecoveryStatus.INTERRUPTED}
+        assert report.reasons == {"r": "run r was cancelled before it was resumed"}
+        assert (status, model.requests) == (RunStatus.CANCELLED, [])
+    else:
+        assert (status, len(model.requests)) == (RunStatus.DONE, 1)
 
 
 # -- by hand ------------------------------------------------------------------------------------------------------
