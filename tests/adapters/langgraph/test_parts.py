@@ -10,11 +10,14 @@ import pytest
 from langchain_core.language_models import BaseChatModel, GenericFakeChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.tools import tool
 from langgraph.graph import MessagesState
+from langgraph.prebuilt import ToolNode
+from langgraph.types import interrupt
 from pydantic import BaseModel
 from tests.adapters.langgraph.test_durable import Visits, build_line
 
-from holdfast import App, Retry, ToolCall, User
+from holdfast import App, Retry, RunWaiting, ToolCall, User, Value
 from holdfast.adapters.langgraph import durable
 from holdfast.adapters.langgraph.entries import (
     CODEC,
@@ -35,6 +38,7 @@ from holdfast.core.loop import PendingCall
 from holdfast.core.ports import RatePermit
 from holdfast.core.run.info import RunInfo
 from holdfast.events import Event, ReasoningDelta, TextDelta
+from holdfast.stores.memory import MemoryStore
 
 
 class Place(BaseModel):
@@ -171,6 +175,36 @@ def test_an_interrupt_is_an_approval_of_each_action_or_a_question(value: Any, ap
     assert {question.kind for question in request.questions} == {"approval"}
     answers = [{"type": "approve"}] * len(approvals)
     assert request.combine(answers) == (answers[0] if value.get("type") else {"decisions": answers})
+
+
+@pytest.mark.parametrize("in_tool", [True, False])
+async def test_an_answer_is_consumed_before_the_code_that_reads_it(in_tool: bool) -> None:
+    store, unread = MemoryStore(), list[int]()
+
+    async def find_city() -> str:
+        city: str = interrupt("where to?")
+        unread.append(len((await store.load("r")).mail))
+        return city
+
+    @tool
+    async def travel() -> str:
+        """Travel."""
+        return await find_city()
+
+    async def plan(state: MessagesState) -> dict[str, Any]:
+        if in_tool:
+            return {"messages": [AIMessage("", tool_calls=[{"name": "travel", "args": {}, "id": "c1"}])]}
+        return {"messages": [AIMessage(await find_city())]}
+
+    nodes = [plan, ToolNode([travel])] if in_tool else [plan]
+    agent = durable(build_line(*nodes, state=MessagesState).compile(name="traveller"))
+    async with App([agent], store, worker=False) as app:
+        with pytest.raises(RunWaiting) as stopped:
+            await app.run(agent, "go", run_id="r")
+        await app.answer("r", stopped.value.calls[0].call_id, Value("Lyon"))
+        result = await app.resume("r")
+    assert str(result.output["messages"][-1].text) == "Lyon"
+    assert unread == [0]
 
 
 # -- the journal ----------------------------------------------------------------------------------------------------

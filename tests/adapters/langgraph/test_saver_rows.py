@@ -218,8 +218,8 @@ async def test_writes_of_a_task_stay_and_its_errors_are_replaced(saver: Holdfast
 
 async def test_writes_are_in_the_order_in_which_langgraph_applies_them(saver: HoldfastSaver) -> None:
     config = await Thread(saver).put([])
-    for path in ("b", "a", "c"):
-        await saver.aput_writes(config, [("lines", f"{path} 1"), ("lines", f"{path} 2")], f"task {path}", path)
+    for path, task_id in (("b", "1"), ("a", "2"), ("c", "0")):
+        await saver.aput_writes(config, [("lines", f"{path} 1"), ("lines", f"{path} 2")], task_id, path)
     found = await saver.aget_tuple(config)
     assert found is not None
     assert found.pending_writes is not None
