@@ -8,7 +8,19 @@ from pathlib import Path
 import pytest
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
-from holdfast import Agent, App, CheckpointSettings, Deferred, Reply, Retry, RunWaiting, current_call, tool, wait_for
+from holdfast import (
+    Agent,
+    App,
+    CheckpointSettings,
+    Deferred,
+    Reply,
+    Retry,
+    RunWaiting,
+    Usage,
+    current_call,
+    tool,
+    wait_for,
+)
 from holdfast.checkpoint.codec import decode, decode_begin
 from holdfast.checkpoint.errors import RunConflict
 from holdfast.checkpoint.store import END, iter_runs
@@ -192,3 +204,29 @@ async def test_a_fork_is_found_by_its_origin(tmp_path: Path) -> None:
         await app.run("agent", PROMPT, run_id="r")
         fork = await app.fork("r", 1)
         assert [run.run_id for run in (await app.list(forked_from="r")).runs] == [fork]
+
+
+@pytest.mark.parametrize("name", ["number", "error", "input", "labels", "usage", "attempts", "message", "status"])
+async def test_a_name_of_a_redactor_that_is_also_a_field_of_holdfast_leaves_runs_readable(
+    tmp_path: Path, name: str
+) -> None:
+    @tool
+    def fail(error: str) -> str:
+        raise ValueError("broken")
+
+    model = ScriptedModel(tool_reply(call("c1", "fail", error="sk-1"), usage=Usage(input_tokens=7)), "first", "second")
+    settings = CheckpointSettings(redact=Redactor(names=[name], patterns=[r"sk-\d+"]))
+
+    def make_app() -> App:
+        agent = Agent(name="agent", model=model, tools=[fail])
+        return App([agent], f"sqlite:{tmp_path}/runs.db", worker=False, checkpoint=settings)
+
+    for number, output in enumerate(["first", "second"], start=1):
+        async with make_app() as app:
+            turn = await app.conversation("agent", "k").send(f"say {number} sk-2")
+            assert turn.output == output
+    async with make_app() as app:
+        assert [turn.status for turn in await app.conversation("agent", "k").history()] == ["done", "done"]
+        run = await app.get("chat:agent:k")
+        assert (run.steps, run.usage.input_tokens) == (3, 7)
+    assert b"sk-" not in (tmp_path / "runs.db").read_bytes()

@@ -23,13 +23,13 @@ _SYSTEM_FIELDS = frozenset(
     {
         *("run_id", "call_id", "call", "tool", "step", "kind", "type", "topic", "tokens", "has_token"),
         *("asked_at", "expires_at", "at", "next_at", "elapsed", "attempts", "times", "not_started", "in_doubt"),
-        *("turn_id", "joined", "digest", "recent_turns"),
+        *("turn_id", "joined", "digest", "recent_turns", "status", "effect", "end"),
     }
 )
 #: The same in messages, whose form depends on the agent's loop.
 _MESSAGE_FIELDS = frozenset({"role", "call_id", "tool_call_id"})
 #: Fields that hold user data: nothing below them is a field of holdfast.
-_DATA_FIELDS = frozenset({"arguments", "args", "content", "value", "metadata", "output", "message", "traces"})
+_DATA_FIELDS = frozenset({"arguments", "args", "content", "value", "metadata", "output", "traces"})
 
 
 class RedactingStore(StoreWrapper):
@@ -120,8 +120,8 @@ class RedactingStore(StoreWrapper):
         return msgspec.json.encode({**begin, "info": self._redact_info(begin["info"])})
 
     def _redact_info(self, info: dict[str, Any]) -> dict[str, Any]:
-        redacted: Any = self._redact({name: info[name] for name in _REDACTED_FIELDS if name in info})
-        return {**info, **redacted}
+        given = {name: info[name] for name in _REDACTED_FIELDS if name in info}
+        return {**info, **self._restore(given, self._redact(given), frozenset())}
 
     def _redact_draft(self, body: bytes) -> bytes:
         """Redact a draft. Its last words may be the beginning of a secret: they are left out until a space follows."""
@@ -132,24 +132,27 @@ class RedactingStore(StoreWrapper):
     def _redact_body(self, body: bytes, fields: Set[str]) -> bytes:
         """Redact an object, except its system `fields`."""
         data = msgspec.json.decode(body)
-        return msgspec.json.encode(_restore(data, self._redact(data), fields))
+        return msgspec.json.encode(self._restore(data, self._redact(data), fields))
 
+    def _restore(self, data: Any, redacted: Any, fields: Set[str]) -> Any:
+        """Return the redacted data with the system `fields`, the structure and the numbers of the original."""
+        if not isinstance(data, str) and type(redacted) is not type(data):
+            # A field of holdfast has a name that the redactor replaces: only the texts below it are redacted.
+            redacted = self._redact(data) if isinstance(data, dict | list) else data
+        if isinstance(data, dict) and isinstance(redacted, dict):
+            return {name: self._restore_field(name, data.get(name), value, fields) for name, value in redacted.items()}
+        if isinstance(data, list) and isinstance(redacted, list) and len(data) == len(redacted):
+            return [self._restore(each, value, fields) for each, value in zip(data, redacted, strict=True)]
+        return redacted
 
-def _restore(data: Any, redacted: Any, fields: Set[str]) -> Any:
-    """Return the redacted data with the system `fields` of the original."""
-    if isinstance(data, dict) and isinstance(redacted, dict):
-        return {name: _restore_field(name, data.get(name), value, fields) for name, value in redacted.items()}
-    if isinstance(data, list) and isinstance(redacted, list) and len(data) == len(redacted):
-        return [_restore(each, value, fields) for each, value in zip(data, redacted, strict=True)]
-    return redacted
-
-
-def _restore_field(name: str, data: Any, redacted: Any, fields: Set[str]) -> Any:
-    if name in fields:
-        return data
-    if name == "tool_calls":
-        return _restore(data, redacted, {"id", "name"})
-    return redacted if name in _DATA_FIELDS else _restore(data, redacted, fields)
+    def _restore_field(self, name: str, data: Any, redacted: Any, fields: Set[str]) -> Any:
+        if name in fields:
+            return data
+        if name == "tool_calls":
+            return self._restore(data, redacted, {"id", "name"})
+        if name == "message":  # the recorded result of a call
+            return self._restore(data, redacted, _MESSAGE_FIELDS)
+        return redacted if name in _DATA_FIELDS else self._restore(data, redacted, fields)
 
 
 def _cut_last_word(text: str) -> str:
