@@ -351,7 +351,7 @@ def test_an_output_that_only_pickle_can_store_is_refused() -> None:
 
 
 class Limiter:
-    """Permits every call, and keeps what it is told."""
+    """Permits every call, and keeps what it was asked."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

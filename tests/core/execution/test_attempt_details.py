@@ -62,13 +62,13 @@ async def test_a_child_is_named_or_the_known_agents_are_listed() -> None:
         return str((await current_call().run(name, "sub")).output)
 
     helper = Agent(name="helper", model=ScriptedModel("helped"))
-    asks = tool_reply(call("1", "ask", name="helper"), call("2", "ask", name="nobody"))
+    asks = tool_reply(call("1", "ask", name="helper"), call("2", "ask", name="stranger"))
     main = Agent(name="main", model=ScriptedModel(asks, "done"), tools=[ask])
     async with App([main, helper], "memory:") as app:
         result = await app.run("main", "go")
     contents = [message.content for message in result.messages if isinstance(message, ToolResult)]
     assert contents[0] == "helped"
-    assert "no agent 'nobody'; known: helper, main" in contents[1]
+    assert "no agent 'stranger'; known: helper, main" in contents[1]
 
 
 async def test_the_times_of_a_step_of_a_workflow_are_those_of_its_call() -> None:
