@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -143,13 +143,17 @@ class WorkflowRun:
         except asyncio.CancelledError:
             await self._on_cancelled(call)
             raise
-        except Exception as exc:  # no result of the step: it ends the attempt
-            self.attempt.stop_state.record_interruption(exc)
-            self.suspension.stop(exc)
-            await self.suspension.rest()
-            raise Unwind from exc
+        except Exception as exc:  # no result of the step
+            await self._end_attempt(exc)
         finally:
             self.suspension.end_work()
+
+    async def _end_attempt(self, error: Exception) -> NoReturn:
+        """End the attempt as soon as no other step is in progress."""
+        self.attempt.stop_state.record_interruption(error)
+        self.suspension.stop(error)
+        await self.suspension.rest()
+        raise Unwind from error
 
     async def _announce(self, call: StepCall) -> None:
         """Check bounds, budget and shutdown, and record that the call is asked for."""
@@ -246,7 +250,13 @@ class WorkflowRun:
 
     async def show_progress(self, progress: ItemProgress) -> None:
         """Show watchers how far a part of the workflow is, and record it with the next save."""
-        await self._context.emit_custom(PROGRESS, msgspec.to_builtins(progress))
+        self.suspension.begin_work()
+        try:
+            await self._context.emit_custom(PROGRESS, msgspec.to_builtins(progress))
+        except Exception as exc:  # not an error of the code, which would cancel its other branches
+            await self._end_attempt(exc)
+        finally:
+            self.suspension.end_work()
 
     def record_abandoned(self) -> None:
         """Record the calls of earlier attempts that the code has not repeated: the life that they belong to is over."""

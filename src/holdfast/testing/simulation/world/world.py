@@ -62,7 +62,9 @@ class World:
         """Make the world. Without a factory its agents are scripted."""
         self.plan = plan
         self._app_factory = app_factory
-        self.scheduler = Scheduler(plan.seed, _MAX_STEPS)
+        self.scheduler = Scheduler(
+            plan.seed, 4 * _MAX_STEPS if plan.disk_delay else _MAX_STEPS
+        )  # processes poll its locks
         self.scheduler.before_step = self._before_step
         kinds = {fault.kind for fault in plan.faults}
         has_zombies = bool(kinds & {"freeze", "call_freeze"})
