@@ -1,6 +1,7 @@
 """The rows of `HoldfastSaver`: how lists are stored, listed and rebuilt. In memory."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -186,6 +187,53 @@ async def test_a_database_that_does_not_answer_is_asked_once_for_all_puts() -> N
         results = await asyncio.gather(*puts, return_exceptions=True)
         assert [type(result) for result in results] == [TablesUnavailable] * 5
         assert tables.transactions == before + 1
+
+
+# -- opening --------------------------------------------------------------------------------------------------------
+
+
+def list_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "holdfast-tables"]
+
+
+async def test_a_saver_is_opened_once_at_a_time(saver: HoldfastSaver) -> None:
+    with pytest.raises(TablesError, match="the saver is open already"):
+        await saver.__aenter__()
+    with pytest.raises(TablesError, match="the saver is open already"):
+        saver.__enter__()
+    assert await saver.aget_tuple(make_config()) is None, "it is still open"
+
+
+def test_a_sync_saver_has_a_thread_while_it_is_open(tables: MemoryTables) -> None:
+    saver = make_saver(tables)
+    saver.__exit__(None, None, None)  # it is not open
+    for _ in range(2):
+        with pytest.raises(TablesError, match="the saver is not open: use it within `async with` or `with`"):
+            saver.get_tuple(make_config())
+        with saver:
+            assert saver.get_tuple(make_config()) is None
+            assert asyncio.run(saver.aget_tuple(make_config())) is None
+            assert list_threads() == ["holdfast-tables"]
+        assert list_threads() == []
+
+
+def test_a_sync_saver_whose_database_cannot_be_opened_leaves_no_thread() -> None:
+    tables = BusyTables()
+    tables.is_busy, saver = True, make_saver(tables)
+    with pytest.raises(TablesUnavailable, match="busy"):
+        saver.__enter__()
+    assert list_threads() == []
+    tables.is_busy = False
+    with saver:
+        assert saver.get_tuple(make_config()) is None
+
+
+async def test_a_saver_that_closes_finishes_what_was_put(tables: MemoryTables) -> None:
+    async with make_saver(tables) as saver:
+        put = asyncio.create_task(Thread(saver).put(make_messages(1)))
+        await asyncio.sleep(0)
+    assert await query(tables, "SELECT COUNT(*) FROM langgraph_checkpoint") == [(1,)]
+    await put
 
 
 # -- rows -----------------------------------------------------------------------------------------------------------
