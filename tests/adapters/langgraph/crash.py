@@ -44,10 +44,12 @@ class Crash:
         execution.abandon(with_task=True)
         await asyncio.Event().wait()
 
-    async def run(self, agent: Agent, store: RunStore | None = None) -> Result:
-        """Run the agent, host after host, to its end."""
+    async def run(self, agent: Agent, store: RunStore | None = None, *, then: Agent | None = None) -> Result:
+        """Run the agent, host after host, to its end. After the first crash `then` replaces it."""
         self._host = SimulatedHost(store)
-        return await self._run_to_end(agent, asyncio.create_task(self._host.executor.run(agent, "go", run_id=RUN)))
+        return await self._run_to_end(
+            then or agent, asyncio.create_task(self._host.executor.run(agent, "go", run_id=RUN))
+        )
 
     async def answer(self, call_id: str, answer: Answer) -> None:
         """Answer a call of the run, which waits."""
