@@ -142,6 +142,14 @@ def test_what_is_in_progress_is_interrupted(partial: PartialResponse) -> None:
     assert snapshot.to_response().status == "interrupted"
 
 
+def test_the_file_and_its_folder_are_for_one_user(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "kept.json"
+    built = build("why?", ["a", "b"], [DONE_A, LEFT_B])
+    assert built is not None
+    save(path, built)
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
 def test_no_file_is_no_checkpoint_and_clear_can_be_repeated(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.json"
     assert load(path) is None

@@ -295,3 +295,13 @@ def test_a_write_that_fails_leaves_the_file_and_nothing_else(tmp_path: Path, mon
     with pytest.raises(PathRefused, match="file: Input/output error"):
         Workspace(tmp_path).apply([WriteSnapshot(path="file", content="new")])
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("file", "old")]
+
+
+def test_no_descriptor_stays_open(tmp_path: Path) -> None:
+    workspace, write = Workspace(tmp_path), WriteSnapshot(path="a/b/c.txt", content="new")
+    before = os.listdir("/proc/self/fd")
+    workspace.apply([write])
+    assert workspace.read("a/b/c.txt") == "new"
+    assert workspace.read("a/b/missing.txt") is None
+    workspace.apply([WriteSnapshot(path="a/b/c.txt", delete=True)])
+    assert len(os.listdir("/proc/self/fd")) == len(before)

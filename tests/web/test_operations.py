@@ -12,6 +12,7 @@ from tests.web.test_authorization import Request as Operation
 from tests.web.ui.journals import store_fanout, store_parked_run
 
 from holdfast import Agent, App, RunWaiting, tool, wait_for
+from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.store import get_record
 from holdfast.core.agents.waiting_tools import ask_person
 from holdfast.core.execution.calling.tool_calls import UNKNOWN_OUTCOME
@@ -19,6 +20,8 @@ from holdfast.core.run.messages import ToolCall, ToolResult
 from holdfast.core.run.run_events import CallDecided, ToolReturned
 from holdfast.stores.memory import MemoryStore
 from holdfast.web.api import make_api
+from holdfast.web.api.conversation_operations import post_message
+from holdfast.web.api.operation import Context
 from holdfast.web.auth import LOCAL_PRINCIPAL, Principal
 
 USERS = {
@@ -358,6 +361,17 @@ async def test_a_token_for_a_conversation_begins_it(app: App, client: httpx.Asyn
     refused = await client.post("/conversations/talker/other/messages", json={"content": "hi"}, headers=headers)
     assert read_problem(refused)[:2] == (404, "RunNotFound")
     assert (await client.post(f"{CHAT}/messages", json={"content": []}, headers=headers)).status_code == 422
+
+
+async def test_a_conversation_that_another_caller_began_meanwhile_gets_no_message(
+    app: App, client: httpx.AsyncClient
+) -> None:
+    await client.post(f"{CHAT}/messages", json={"content": "hi", "id": "m1"})
+    context = Context(app, USERS["bob"], Request({"type": "http"}), None)
+    with pytest.raises(RunNotFound):
+        await post_message(context, app.conversation("talker", "ann.chat"), "from bob")
+    await client.get(f"{CHAT}/turns/m1")
+    assert [turn["turn_id"] for turn in (await client.get(CHAT)).json()["turns"]] == ["m1"]
 
 
 async def test_an_unknown_turn_is_named_by_the_key_of_its_conversation(client: httpx.AsyncClient) -> None:
