@@ -426,6 +426,24 @@ async def test_a_caller_of_a_run_elsewhere_leaves_while_runs_of_its_app_still_en
         await closing
 
 
+async def test_a_caller_does_not_wait_for_the_backoff_of_a_run_and_other_waits_are_kept() -> None:
+    clock = ManualClock()
+    store = MemoryStore(clock=clock)
+    hour = timedelta(hours=1)
+    async with App([AGENT], store, clock=clock, worker=False) as app:
+        for run_id in ("backoff", "sleeps"):
+            await app.submit("a", "go", run_id=run_id)
+        await leave(store, "backoff", Release(status=RunStatus.INTERRUPTED, delay=hour))
+        await leave(store, "sleeps", Release(status=RunStatus.WAITING, wake_at=clock.now() + hour))
+        running = [asyncio.create_task(app.run("a", "go", run_id=run_id)) for run_id in ("backoff", "sleeps")]
+        await clock.advance(SECOND)
+        assert [task.done() for task in running] == [True, False]
+        await clock.advance(hour - 2 * SECOND)
+        assert not running[1].done()
+        await clock.advance(2 * SECOND)
+        assert [(await task).output for task in running] == ["done", "done"]
+
+
 # -- the janitor --------------------------------------------------------------------------------------------------
 
 
