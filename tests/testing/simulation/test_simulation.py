@@ -62,7 +62,8 @@ FOUND: dict[int, StoreKind] = {
 
 #: Those that hazards have found: a run whose cancel met a resumed child stayed with its live worker, which did nothing;
 #: the audit expected that the children of a parked run are removed; a disk error while the progress of `map_items` was
-#: saved cancelled the other items, and failed the run; the audit did not know children of runs that wait for a budget.
+#: saved cancelled the other items, and failed the run; the audit did not know children of runs that wait for a budget;
+#: a call in doubt of a branch that had lost a race was shown as one to decide about, and `unpark` refused it.
 FOUND_WITH_HAZARDS: dict[int, StoreKind] = {
     125: "memory",
     417973221: "memory",

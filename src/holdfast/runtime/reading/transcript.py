@@ -13,6 +13,7 @@ from holdfast.checkpoint.errors import RecordDecodeError
 from holdfast.checkpoint.journal import Entry, EntryKind
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import RunRecord
+from holdfast.core.execution.native_calls import list_abandoned
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import NO_USAGE, Reply, System, ToolCall, ToolResult, Usage, User
 from holdfast.core.run.run_events import ABANDONED, PROGRESS, ItemProgress
@@ -238,8 +239,13 @@ class Transcript:
             with suppress(msgspec.ValidationError):  # an event of the user's own code may have this name
                 progress = msgspec.convert(event.get("value"), ItemProgress)
                 self.progress[progress.name] = progress
-        for call_id in (event.get("value") or ()) if event.get("name") == ABANDONED else ():
-            if (call := self._calls_by_id.get(call_id)) is not None:
+        if event.get("name") == ABANDONED:
+            self._abandon(event.get("value") or ())
+
+    def _abandon(self, call_ids: Iterable[str]) -> None:
+        for call_id in call_ids:
+            call = self._calls_by_id.get(call_id)
+            if call is not None and call.state not in ("done", "error"):
                 call.state = "abandoned"
 
     def _read_message(self, seq: int, body: bytes, call_id: str = "") -> Iterator[TranscriptItem]:
@@ -268,6 +274,8 @@ class Transcript:
                 )
             case ToolResult() | Resolution():
                 self._record_result(message.call_id, message.content, error=message.error)
+                if isinstance(message, ToolResult):
+                    self._abandon(list_abandoned(message))
                 return TranscriptItem(
                     seq=seq,
                     kind="resolution" if isinstance(message, Resolution) else "result",
