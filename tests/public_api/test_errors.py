@@ -11,6 +11,7 @@ from holdfast.root_error import HoldfastError
 #: Errors of extras, of commands and of tests; and those by which a run only waits, which `RunWaiting` stands for.
 ELSEWHERE = {
     *("BodyTooLarge", "InvalidBody", "InvalidParameter", "PageNotFound", "ServerUnavailable", "UnsupportedMediaType"),
+    "IdLocked",
     *("CommandError", "CrashTestFailed", "RecipeError", "UsageError"),
     *("ConversationIdle", "OutageWait", "RateLimitWait", "Suspend"),
 }

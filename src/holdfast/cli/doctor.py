@@ -318,6 +318,7 @@ ERROR_MODULES = (
     "holdfast.root_error",
     "holdfast.fanout.errors",
     "holdfast.runtime.operations.mailing",
+    "holdfast.stores.postgres.write_requests",
     "holdfast.testing.crash.checks",
     "holdfast.web.api.operation",
     "holdfast.web.api.operation",

@@ -303,7 +303,10 @@ def _encode_segments(requests: Sequence[WriteRequest], packer: PagePacker) -> li
 
 
 class IdLocked(StoreUnavailable):
-    """A transaction of a user has created a run with this id, and is still open."""
+    """Your own transaction, or that of another process, has created a run with this id and is still open.
+
+    What to do: commit or roll back that transaction, then submit again. Nothing was written.
+    """
 
 
 def raise_refusal(request: WriteRequest, response: Response) -> NoReturn:
