@@ -79,7 +79,7 @@ async def _request(app: App, path: str) -> Any:
 def _cut_ages(response: Any) -> Any:
     """Cut what depends on the time that has passed."""
     for run in response.get("runs", [response]):
-        run["description"] = run["description"].partition(" since ")[0]
+        run["description"] = run["description"].partition("), ")[0]
         if run["status"] != "done":
             del run["total"], run["waited"]
     return response
