@@ -53,7 +53,9 @@ def test_counts_say_when_there_are_more(server: UIServer) -> None:
         await asyncio.gather(*(submit() for _ in range(201)))
 
     server.call(submit_many())
-    assert "Queued <b>201</b>" in httpx.get(server.url).text, "counted by the store"
+    shown = re.search(r"Queued <b>(\d+)</b>", httpx.get(server.url).text)
+    assert shown is not None, "counted by the store"
+    assert int(shown[1]) >= 201, "other tests may have queued runs too"
     assert "Queued <b>200+</b>" in httpx.get(f"{server.url}/?q=label.suite:more").text
 
 
