@@ -244,8 +244,7 @@ class Transcript:
 
     def _abandon(self, call_ids: Iterable[str]) -> None:
         for call_id in call_ids:
-            call = self._calls_by_id.get(call_id)
-            if call is not None and call.state not in ("done", "error"):
+            if (call := self._calls_by_id.get(call_id)) is not None:
                 call.state = "abandoned"
 
     def _read_message(self, seq: int, body: bytes, call_id: str = "") -> Iterator[TranscriptItem]:
@@ -274,8 +273,8 @@ class Transcript:
                 )
             case ToolResult() | Resolution():
                 self._record_result(message.call_id, message.content, error=message.error)
-                if isinstance(message, ToolResult):
-                    self._abandon(list_abandoned(message))
+                if isinstance(message, ToolResult) and (lost := list_abandoned(message)):
+                    self._abandon({call.call_id for call in self.unanswered}.intersection(lost))
                 return TranscriptItem(
                     seq=seq,
                     kind="resolution" if isinstance(message, Resolution) else "result",
