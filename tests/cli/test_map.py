@@ -43,7 +43,7 @@ def test_the_results_of_all_prompts_are_in_the_file(shell: Shell) -> None:
 
 def test_ctrl_c_stops_and_the_same_command_continues(shell: Shell) -> None:
     write_prompts(shell, "send", "send gate send")
-    stopped = shell.start(*MAP)
+    stopped = shell.start(*MAP, "--concurrency", "1")  # the second run begins when the first one is counted
     shell.wait_for_effect("gate c2-1")
     stopped.send_signal(signal.SIGINT)
     line_with(stopped.stderr, "stopping after the current step")
@@ -56,7 +56,7 @@ def test_ctrl_c_stops_and_the_same_command_continues(shell: Shell) -> None:
 
 def test_a_kill_and_the_same_command_continues(shell: Shell) -> None:
     write_prompts(shell, "send", "send gate")
-    killed = shell.start(*MAP)
+    killed = shell.start(*MAP, "--concurrency", "1")
     shell.wait_for_effect("gate c2-1")
     kill(killed)
     shell.open_gate()
