@@ -69,6 +69,7 @@ def make_request(
         ({"origin": "null"}, False),
         ({"origin": "file://localhost:8000"}, False),
         ({"origin": "", "host": ""}, False),
+        ({"origin": "http://["}, False),
         ({"sec-fetch-site": "cross-site", "origin": "https://chat.example"}, True),
     ],
 )

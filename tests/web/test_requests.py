@@ -534,7 +534,7 @@ async def _respond(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"here"})
 
 
-@pytest.mark.parametrize("path", ["/fleet/limits", "/api/runs", "/api/calls/r1~token"])
+@pytest.mark.parametrize("path", ["/fleet/limits", "/api/runs", "/api/runs/r1/messages"])
 async def test_a_client_that_leaves_in_the_middle_of_its_body_is_no_error_of_the_server(app: App, path: str) -> None:
     sent: list[asgi.Message] = []
     received: list[asgi.Message] = [

@@ -151,7 +151,10 @@ def check_origin(request: Request, allowed: Collection[str] = ()) -> None:
 
 
 def _is_own_origin(origin: str, host: str) -> bool:
-    parts = urlsplit(origin)
+    try:
+        parts = urlsplit(origin)
+    except ValueError:  # such as half an IPv6 address
+        return False
     return parts.scheme in ("http", "https") and parts.netloc.lower() == host.lower() != ""
 
 

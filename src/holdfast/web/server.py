@@ -2,15 +2,18 @@
 
 import asyncio
 import os
+import resource
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from operator import attrgetter
 from pathlib import Path
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from holdfast.app import App
 from holdfast.web.api import make_api
@@ -22,6 +25,55 @@ from holdfast.web.ui import make_ui
 HOST = "127.0.0.1"
 #: Seconds in which responses end after the server was stopped. Clients of event streams connect again.
 _GRACE = 2
+#: Seconds. A client has once to twice this time to send a whole request, and to take any part of a response.
+_CLIENT_TIMEOUT = 60.0
+#: Further connections end others. Half of the files of the process stay free for its store and its runs.
+_MAX_CONNECTIONS = 1_000
+#: asyncio accepts this many at once, before it ends any.
+_BACKLOG = 32
+
+
+class _Connection(H11Protocol):
+    """A connection that ends if its client neither sends nor reads: those of strangers keep no others out."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        #: Responses that were sent, and since when the next request is waited for.
+        self._responses, self._since = 0, self.loop.time()
+        self._stall: tuple[int, bool, int] | None = None
+        self._timer = self.loop.call_later(_CLIENT_TIMEOUT, self._check_progress)
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if len(self.connections) > (_MAX_CONNECTIONS if files < 0 else min(_MAX_CONNECTIONS, files // 2)):
+            self._make_room()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._responses, self._since = self._responses + 1, self.loop.time()
+
+    @property
+    def _awaits_request(self) -> bool:
+        """Whether the client has not sent the whole of its request."""
+        if self.transport.is_closing():
+            return False
+        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
+
+    def _make_room(self) -> None:
+        """End the connection that has waited longest for a request; this one if all others have theirs."""
+        idle = [each for each in self.connections if isinstance(each, _Connection) and each._awaits_request]
+        min(idle, key=attrgetter("_since"), default=self).transport.abort()
+
+    def _check_progress(self) -> None:
+        unread = self.transport.get_write_buffer_size() if self.flow.write_paused else 0
+        stall = (self._responses, self._awaits_request, unread) if self._awaits_request or unread else None
+        if stall is not None and stall == self._stall:
+            self.transport.abort()
+            return
+        self._stall = stall
+        self._timer = self.loop.call_later(_CLIENT_TIMEOUT, self._check_progress)
 
 
 class _LocalServer(uvicorn.Server):
@@ -48,7 +100,14 @@ async def serve_locally(site: ASGIApp, port: int, *, host: str = HOST, path: Pat
     """
     with _listen(host, port) if path is None else _listen_on_path(path) as listener:
         config = uvicorn.Config(
-            site, lifespan="off", log_level="warning", proxy_headers=False, timeout_graceful_shutdown=_GRACE
+            site,
+            http=_Connection,
+            ws="none",
+            backlog=_BACKLOG,
+            lifespan="off",
+            log_level="warning",
+            proxy_headers=False,
+            timeout_graceful_shutdown=_GRACE,
         )
         server = _LocalServer(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -108,12 +108,17 @@ class Mailer:
         Raises:
             NotWaiting: the token is not valid, or the wait is over. AlreadyAnswered: there is a result already.
         """
+        run_id, topic = await self.check_token(token)
+        await self._post_decision(run_id, "", topic, Value(result).to_decision("", "token"))
+        return run_id
+
+    async def check_token(self, token: str) -> tuple[str, str]:
+        """Return the run of a token, and the topic of the result. Raises `NotWaiting`."""
         run_id, _, secret = token.rpartition("~") if isinstance(token, str) else ("", "", "")
         topic = await self._find_topic(run_id, secret) if secret else ""
         if not topic:
             raise NotWaiting("no call waits for this token: it is not valid, or the call has its result")
-        await self._post_decision(run_id, "", topic, Value(result).to_decision("", "token"))
-        return run_id
+        return run_id, topic
 
     async def _find_topic(self, run_id: str, secret: str) -> str:
         """Return the topic of the result of the call with this token; empty if no call has it.

@@ -183,6 +183,8 @@ class _Server:
 
     async def _serve(self, operation: Operation, request: Request) -> Response:
         principal = await self._authenticate(operation, request)
+        if operation.check is not None:
+            await operation.check(Context(self._app, principal, request, None))
         body = None if operation.request is None else await read_body(request, operation.request)
         with continue_trace(request.headers):
             result = await operation.handler(Context(self._app, principal, request, body))

@@ -79,7 +79,7 @@ class Operation:
     method: Literal["GET", "POST", "DELETE"]
     path: str
     handler: Handler
-    #: What the principal needs. `None`: the path has a secret, which is the credential.
+    #: What the principal needs. `None`: the path has a secret, which is the credential; `check` verifies it.
     scope: Scope | None
     summary: str
     #: The type of the request's body. `None`: it has none.
@@ -91,6 +91,8 @@ class Operation:
     other_responses: Mapping[int, Any] = field(default_factory=dict)
     media_type: str = "application/json"
     parameters: tuple[RequestParameter, ...] = ()
+    #: Is called before the body is read: that of a stranger is not kept in memory.
+    check: Handler | None = None
 
 
 #: The largest body of a request. A message to a run may have 4 MiB, which JSON may make longer.

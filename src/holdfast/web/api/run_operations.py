@@ -9,10 +9,12 @@ from starlette.responses import Response
 from holdfast.app import App
 from holdfast.checkpoint.errors import RunConflict, RunExists
 from holdfast.checkpoint.store import get_record
+from holdfast.clock import CLOCK
 from holdfast.core.errors import DefinitionError
 from holdfast.core.run.prompt import Prompt
 from holdfast.core.run.run_events import Event
 from holdfast.fanout.responses import is_fanout, read_responses
+from holdfast.runtime.operations.mailing import Mailer
 from holdfast.runtime.operations.verdicts import PICK, read_verdict, record_verdict
 from holdfast.runtime.reading.run_summary import summarize_run
 from holdfast.runtime.reading.run_views import RunDetails, RunList
@@ -224,6 +226,10 @@ async def pick_result(context: Context) -> PickResponse:
     return await get_pick(context)
 
 
+async def check_token(context: Context) -> None:
+    await Mailer(context.store, clock=CLOCK.get()).check_token(context.request.path_params["token"])
+
+
 async def complete_call(context: Context) -> None:
     await context.app.complete_call(context.request.path_params["token"], context.body)
 
@@ -397,6 +403,7 @@ RUN_OPERATIONS = (
         path="/calls/{token}",
         handler=complete_call,
         scope=None,
+        check=check_token,
         summary="Give the result of a call whose tool returned `Deferred`: the body is the result.",
         request=Any,
         status=204,
