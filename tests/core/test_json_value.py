@@ -175,3 +175,12 @@ def test_durations_become_seconds_and_other_types_text() -> None:
     minute = datetime.timedelta(minutes=1)
     given = {"a": [minute, (minute, 1)], "b": {"c": minute}, "d": 1j, "e": Colour.RED, "f": None}
     assert lower_durations(given) == {"a": [60.0, [60.0, 1]], "b": {"c": 60.0}, "d": "1j", "e": "red", "f": None}
+
+
+def test_values_of_500_levels_become_plain_data() -> None:
+    minute: Any = datetime.timedelta(minutes=1)
+    nested: Any = 60.0
+    for _ in range(250):
+        minute, nested = {"a": (minute,)}, {"a": [nested]}
+    assert lower_durations(minute) == nested
+    assert lower_durations(datetime.timedelta(minutes=1)) == 60.0

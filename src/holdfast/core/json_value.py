@@ -93,12 +93,16 @@ def lower_durations(value: Any) -> Any:
 
     Types without a plain form become text.
     """
-    return _replace_durations(msgspec.to_builtins(value, builtin_types=(timedelta, msgspec.Raw), enc_hook=str))
-
-
-def _replace_durations(value: Any) -> Any:
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, dict):
-        return {key: _replace_durations(item) for key, item in value.items()}
-    return [_replace_durations(item) for item in value] if isinstance(value, list | tuple) else value
+    plain = [msgspec.to_builtins(value, builtin_types=(timedelta, msgspec.Raw), enc_hook=str)]
+    pending: list[Any] = [plain]  # no recursion: the limit of Python is below `MAX_NESTING` levels of two frames
+    while pending:
+        part = pending.pop()
+        for key, item in list(part.items() if isinstance(part, dict) else enumerate(part)):
+            if isinstance(item, timedelta):
+                part[key] = item.total_seconds()
+            elif isinstance(item, dict | list):
+                pending.append(item)
+            elif isinstance(item, tuple):
+                part[key] = list(item)
+                pending.append(part[key])
+    return plain[0]

@@ -22,6 +22,8 @@ from holdfast.root_error import HoldfastError
 MAX_LENGTH = 60_000
 #: How long texts in it may be. The first length with which the result fits is taken.
 _TEXT_LENGTHS = (4_000, 1_000, 200)
+#: Deeper data is shown as the text of its JSON.
+_MAX_DEPTH = 100
 #: Characters of an error, which may quote a transcript.
 _MAX_ERROR = 1_000
 
@@ -42,14 +44,16 @@ def encode_bounded(value: Any) -> str:
     raise PayloadError("the result is too large to be shown: ask for fewer runs or fewer items")
 
 
-def _cut(value: Any, length: int) -> Any:
+def _cut(value: Any, length: int, depth: int = 0) -> Any:
+    if depth > _MAX_DEPTH and isinstance(value, dict | list):
+        value = json.dumps(value, ensure_ascii=False)
     match value:
         case str() if len(value) > length:
             return f"{value[:length]}... ({len(value) - length} more characters)"
         case dict():
-            return {_cut(name, length): _cut(each, length) for name, each in value.items()}
+            return {_cut(name, length): _cut(each, length, depth + 1) for name, each in value.items()}
         case list() | tuple():
-            return [_cut(each, length) for each in value]
+            return [_cut(each, length, depth + 1) for each in value]
     return value
 
 
