@@ -356,7 +356,7 @@ async def test_the_owner_of_a_run_is_asked_to_cancel_it() -> None:
     assert (record.status, record.cancel_requested) == (RUNNING, True)
 
 
-@pytest.mark.parametrize(("left", "status"), [(WAITING, CANCELLED), (DONE, None), (FAILED, None), (PARKED, PARKED)])
+@pytest.mark.parametrize(("left", "status"), [(WAITING, CANCELLED), (DONE, None), (FAILED, None), (PARKED, CANCELLED)])
 async def test_a_run_whose_owner_has_left_it_meanwhile(left: RunStatus, status: RunStatus | None) -> None:
     fleet = await Fleet().open()
     claim = await fleet.add("r", RUNNING)

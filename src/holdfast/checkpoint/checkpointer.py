@@ -13,6 +13,7 @@ import msgspec
 from holdfast.checkpoint.claims import (
     Claims,
     cancel_background,
+    cancel_child_if_requested,
     cancel_children,
     retry_while_unavailable,
 )
@@ -389,6 +390,8 @@ class StoreCheckpointer:
             ending = self._ending = end_left(Leave(), claim, self._clock.now(), progressed=self._progressed)
             await self._release(claim, ending)
         self._is_released = True
+        if self._info.parent_run_id is not None and ending.status in (RunStatus.WAITING, RunStatus.PARKED):
+            await cancel_child_if_requested(self._claims, self._info.run_id)
         if self._info.starter is not None and ending.outcome is not None:
             await self._claims.wake_parents(self._info.starter)
         if ending.is_removed:

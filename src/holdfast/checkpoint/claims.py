@@ -277,11 +277,11 @@ async def _undo_when_done(task: "asyncio.Task[T]", undo: Callable[[T], Coroutine
         await undo(task.result())
 
 
-async def cancel_run(claims: Claims, run_id: str) -> None:
+async def cancel_run(claims: Claims, run_id: str, *, is_repeated: bool = True) -> None:
     """Cancel a run without a live owner, or ask its owner to. Its unfinished child runs are cancelled first.
 
     A run that may have steps to undo is left to a worker, which undoes them and ends it. If it is parked and its cancel
-    was requested before, it is cancelled as it is: it could not be undone.
+    was requested before this call (`is_repeated`), it is cancelled as it is: it could not be undone.
 
     Raises:
         RunNotFound: there is no such run. RunNotClaimable: it is terminal already.
@@ -294,7 +294,7 @@ async def cancel_run(claims: Claims, run_id: str) -> None:
             await request_cancel(claims, run_id)
             return
         try:
-            requested = (await get_record(claims.store, run_id)).cancel_requested
+            requested = is_repeated and (await get_record(claims.store, run_id)).cancel_requested
             await cancel_children(claims, run_id)
             stored = await claims.store.load(run_id)
             release = _make_release(stored, retention, claim)
@@ -332,8 +332,8 @@ async def request_cancel(claims: Claims, run_id: str) -> None:
     """
     await claims.store.request_cancel(run_id)
     record = await get_record(claims.store, run_id)
-    if record.status is RunStatus.WAITING:
-        await cancel_run(claims, run_id)  # its owner has left it meanwhile
+    if record.status in (RunStatus.WAITING, RunStatus.PARKED):
+        await cancel_run(claims, run_id, is_repeated=False)  # its owner has left it meanwhile
     elif record.status in (RunStatus.DONE, RunStatus.FAILED):
         raise RunNotClaimable(run_id, record.status, record.reason)
 
@@ -368,6 +368,16 @@ async def cancel_background(claims: Claims, run_id: str) -> None:
                 await cancel_run(claims, child.run_id)
 
 
+async def cancel_child_if_requested(claims: Claims, run_id: str) -> None:
+    """Cancel a child that was about to stop when its cancel was requested: only its parent would resume it."""
+    try:
+        if (await get_record(claims.store, run_id)).cancel_requested:
+            await cancel_run(claims, run_id, is_repeated=False)
+            await claims.wake_parents(run_id)
+    except Exception as exc:  # a store may raise anything; the request stays
+        log.warning("run %s: its cancel is left to its parent: %s", run_id, exc)
+
+
 def make_cancelled_release(reason: str, retention: Retention) -> Release:
     """Return the release that records a cancel without an outcome."""
     return Release(status=RunStatus.CANCELLED, reason=reason, retention=retention.cancelled)
@@ -382,8 +392,9 @@ async def _claim(claims: Claims, run_id: str) -> tuple[Claim, Release]:
             raise
         record = await get_record(claims.store, run_id)
         waited = Release(
-            status=RunStatus(exc.status), reason=record.reason, wake_at=record.wake_at, wake_on=record.wake_on
-        )
+            status=RunStatus(exc.status), despite_cancel=record.cancel_requested, reason=record.reason,
+            wake_at=record.wake_at, wake_on=record.wake_on,
+        )  # fmt: skip
         return await claims.claim_with_status(run_id, waited.status, waited), waited
     return claim, restore_previous(claim)
 

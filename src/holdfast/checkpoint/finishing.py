@@ -36,6 +36,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """How a claim ends, beside what is new in the run's state. The fields are those of `Release`."""
 
     status: RunStatus
+    despite_cancel: bool = False
     reason: str = ""
     #: The body of the last entry of a run that has ended.
     outcome: bytes | None = None
@@ -95,6 +96,7 @@ def end_left(leaving: Leave, claim: Claim | None, now: datetime, *, progressed: 
         delay = max(timedelta(0), leaving.wake_at - now)
     return Ending(
         status=status,
+        despite_cancel=leaving.despite_cancel,
         reason=leaving.reason,
         strikes=strikes,
         delay=delay,
@@ -152,6 +154,7 @@ def make_release(
         entries.append(Entry(seq=next_seq, kind=EntryKind.OUTCOME, body=ending.outcome))
     return Release(
         status=ending.status,
+        despite_cancel=ending.despite_cancel,
         # Stores need not be able to keep half a surrogate pair or a NUL.
         reason=ending.reason.encode(errors="replace").decode().replace("\0", "\ufffd"),
         entries=entries,

@@ -191,6 +191,8 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
     """How a claim ends while the run stays in the store."""
 
     status: RunStatus
+    #: Leave the run parked although its cancel was requested: it could not be cancelled without a person.
+    despite_cancel: bool = False
     reason: str = ""
     #: Last entries, written in the same transaction.
     entries: Sequence[Entry] = ()
@@ -218,6 +220,11 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
         if self.wake_at is not None and self.status is not RunStatus.WAITING:
             raise ValueError(f"only a waiting run has a wake_at, this one is left {self.status}")
 
+    @property
+    def yields_to_cancel(self) -> bool:
+        """Whether the run is interrupted instead if its cancel was requested."""
+        return self.status is RunStatus.WAITING or (self.status is RunStatus.PARKED and not self.despite_cancel)
+
 
 def restore_previous(
     claim: Claim,
@@ -242,6 +249,7 @@ def restore_previous(
         retention = max(record.expires_at - now, timedelta(0))
     return Release(
         status=record.status,
+        despite_cancel=record.cancel_requested,
         reason=record.reason,
         strikes=strikes,
         retention=retention,

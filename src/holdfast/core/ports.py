@@ -35,6 +35,8 @@ class Leave:
     """How an attempt ends whose run has not ended."""
 
     end: Literal[AttemptEnd.INTERRUPTED, AttemptEnd.WAITING, AttemptEnd.PARKED] = AttemptEnd.INTERRUPTED
+    #: Parked although its cancel was requested: the attempt has tried to cancel it, and needs a person.
+    despite_cancel: bool = field(default=False, kw_only=True)
     #: For people who look at the run.
     reason: str = field(default="", kw_only=True)
     #: Waiting: the time that wakes the run, and the topics of mail that do.

@@ -8,12 +8,12 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
-from holdfast.checkpoint.claims import ClaimUse
+from holdfast.checkpoint.claims import ClaimUse, cancel_children, make_cancelled_release
 from holdfast.checkpoint.codec import decode
 from holdfast.checkpoint.errors import CheckpointError, RecordDecodeError, RunDamaged, StoreClosed, StoreError
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import Release, RunFilter, RunRecord, RunStatus, StoredRun, restore_previous
-from holdfast.checkpoint.store import iter_runs
+from holdfast.checkpoint.store import get_record, iter_runs
 from holdfast.checkpoint.workers import Claim
 from holdfast.clock import SYSTEM_CLOCK, Clock
 from holdfast.concurrency import run_in_background
@@ -268,8 +268,7 @@ class Worker:
             raise await self._park_damaged(claim, str(exc)) from exc
         except RunLost as exc:
             raise _NotExecuted(RecoveryStatus.INTERRUPTED, str(exc)) from exc
-        except CheckpointError as exc:
-            # A newer version, or a store that does not answer: the run itself is fine.
+        except CheckpointError as exc:  # a newer version, or a store that does not answer: the run itself is fine
             await self._claims.release_claim(
                 claim, restore_previous(claim, reason=str(exc), delay=MissingDefinition.retry_after)
             )
@@ -286,7 +285,14 @@ class Worker:
         return resumption
 
     async def _park_damaged(self, claim: Claim, reason: str) -> "_NotExecuted":
-        await self._claims.release_claim(claim, Release(status=RunStatus.PARKED, reason=f"damaged: {reason}"))
+        release = Release(status=RunStatus.PARKED, reason=f"damaged: {reason}")
+        try:
+            if (await get_record(self._store, claim.run_id)).cancel_requested:
+                await cancel_children(self._claims, claim.run_id)
+                release = make_cancelled_release(f"cancelled; {reason}", self._claims.settings.retention)
+        except RunDamaged:  # it is not known whether its cancel was requested
+            release = Release(status=RunStatus.PARKED, despite_cancel=True, reason=release.reason)
+        await self._claims.release_claim(claim, release)
         log_parked(claim.run_id, "", 0, f"damaged: {reason}")
         return _NotExecuted(RecoveryStatus.DAMAGED, reason)
 
@@ -375,7 +381,7 @@ class Worker:
             raise RunLost(f"run {claim.run_id} was cancelled before it was resumed")
         if claim.strikes > MAX_STRIKES and not manual and not await self._children_made_progress(claim.run_id):
             reason = _format_poison_reason(claim, stored, agent, resumption)
-            await resumption.checkpointer.leave(Leave(AttemptEnd.PARKED, reason=reason))
+            await resumption.checkpointer.leave(Leave(AttemptEnd.PARKED, despite_cancel=is_cancelled, reason=reason))
             log_parked(claim.run_id, agent.name, resumption.state.steps, reason)
             return None
         return replace(resumption, is_cancelled=is_cancelled)

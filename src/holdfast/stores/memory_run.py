@@ -103,7 +103,7 @@ class MemoryRun:
             self.progress = release.progress
         self.status, self.reason, self.strikes = release.status, release.reason, release.strikes
         self.not_before = now + release.delay
-        if release.status is RunStatus.WAITING and self.cancel_requested:
+        if release.yields_to_cancel and self.cancel_requested:
             self.status = RunStatus.INTERRUPTED
         elif release.status is RunStatus.WAITING:
             self.wake_at, self.wake_on = release.wake_at, tuple(release.wake_on)

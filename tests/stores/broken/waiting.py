@@ -207,6 +207,20 @@ class LetsRunsToBeCancelledWait(BrokenStore):
             run.status, run.wake_at, run.wake_on = release.status, release.wake_at, tuple(release.wake_on)
 
 
+class ParksRunsToBeCancelled(BrokenStore):
+    red = ("test_a_run_whose_cancel_was_requested_is_not_parked",)
+
+    async def release(self, claim: Claim, release: Release) -> None:
+        await super().release(claim, msgspec.structs.replace(release, despite_cancel=True))
+
+
+class ParksNoRunToBeCancelled(BrokenStore):
+    red = ("test_a_run_whose_cancel_needs_a_person_is_parked",)
+
+    async def release(self, claim: Claim, release: Release) -> None:
+        await super().release(claim, msgspec.structs.replace(release, despite_cancel=False))
+
+
 class EndsRunsToBeCancelled(BrokenStore):
     red = ("test_a_run_whose_cancel_was_requested_is_not_done",)
 

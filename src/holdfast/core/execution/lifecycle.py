@@ -15,6 +15,7 @@ from holdfast.core.errors import (
     MissingDefinition,
     NotDurable,
     ProcessExit,
+    RunCancelled,
     RunError,
     RunInterrupted,
     RunLost,
@@ -249,7 +250,8 @@ def _make_leave(attempt: Attempt, error: BaseException | None) -> Leave:
             topics += (INTERRUPT_TOPIC,)
         return Leave(AttemptEnd.WAITING, reason=error.reason, wake_at=error.wake_at, wake_on=topics)
     if isinstance(error, RunParked):
-        return Leave(AttemptEnd.PARKED, reason=error.message)
+        despite_cancel = isinstance(attempt.stop_state.undo_error, RunCancelled)
+        return Leave(AttemptEnd.PARKED, despite_cancel=despite_cancel, reason=error.message)
     if isinstance(error, RunInterrupted) and not isinstance(error, Shutdown):
         return Leave(reason=str(error), delay=error.retry_after, strike=error.is_strike)
     return Leave()  # a shutdown, also by the host's own exception, is no reason worth storing

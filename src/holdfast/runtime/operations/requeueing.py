@@ -39,7 +39,8 @@ class Requeuer:
 
     async def unpark(self, run_id: str, resolutions: Mapping[str, Any], *, by: str = "", via: str = "") -> None:
         """Make a parked run interrupted and clear its strikes. Its parked children are unparked with it."""
-        parked = Release(status=RunStatus.PARKED, reason=(await get_record(self._store, run_id)).reason)
+        record = await get_record(self._store, run_id)
+        parked = Release(status=RunStatus.PARKED, despite_cancel=record.cancel_requested, reason=record.reason)
         claims = self._checkpoints.claims
         with claims.use():
             claim = await claims.claim_with_status(run_id, RunStatus.PARKED, parked)

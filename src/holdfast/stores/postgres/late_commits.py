@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 
 from msgspec import structs
 
-from holdfast.checkpoint.record import RELEASE_STATUSES
+from holdfast.checkpoint.record import RELEASE_STATUSES, RunStatus
 from holdfast.stores.postgres.database import unescape_text
 from holdfast.stores.postgres.write_requests import AppendRequest, Command, Response, WriteRequest
 
@@ -126,6 +126,7 @@ def _make_compensations(command: Command, response: Response) -> list[Command]:
                 "strikes": claim["strikes"] - 1,
                 "delay": 0,
                 "keep": command.parameters.get("keep"),
+                "yields_to_cancel": claim.get("was") in (RunStatus.WAITING, RunStatus.PARKED),
                 "wake_at": claim.get("wake_at"),
                 "wake_on": claim.get("wake_on", []),
                 "restores": True,

@@ -215,14 +215,13 @@ class PostgresStore:
         return stored
 
     async def release(self, claim: Claim, release: Release) -> None:
-        size = measure_entries(claim.run_id, release.entries)
         await self._execute(
             Command(
                 "settle",
                 claim.run_id,
                 token=claim.token,
                 entries=release.entries,
-                size=size,
+                size=measure_entries(claim.run_id, release.entries),
                 consumed=release.consumed,
                 parameters={
                     "status": release.status.value,
@@ -233,6 +232,7 @@ class PostgresStore:
                     if release.retention is None
                     else min(release.retention.total_seconds(), _MAX_INTERVAL_S),
                     "progress": release.progress,
+                    "yields_to_cancel": release.yields_to_cancel,
                     "wake_at": None if release.wake_at is None else release.wake_at.isoformat(),
                     "wake_on": [escape_text(topic) for topic in release.wake_on],
                     **_encode_notice(release.notify),

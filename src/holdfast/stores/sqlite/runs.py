@@ -266,6 +266,7 @@ def release(claim: Claim, release: Release, transaction: Transaction) -> None:
             *(not_before, expires_at, transaction.now_micros, release.status in TERMINAL_STATUSES),
             None if release.wake_at is None else to_micros(release.wake_at),
             json.dumps(list(release.wake_on)) if waits and release.wake_on else "[]",
+            release.yields_to_cancel,
         ),
     )
     if (notice := release.notify) is not None:

@@ -152,7 +152,7 @@ class Model:
             raise UnreadMail(claim.run_id)
         run.consume(release.consumed)
         status = release.status
-        if status is RunStatus.WAITING and run.cancel_requested:
+        if release.yields_to_cancel and run.cancel_requested:
             status = RunStatus.INTERRUPTED
         elif status is RunStatus.WAITING:
             run.wake_on, run.wake_at = release.wake_on, release.wake_at

@@ -232,6 +232,7 @@ class StoreMachine(RuleBasedStateMachine):
         if (claim := self.pick_claim(which)) is not None:
             release = Release(
                 status=status,
+                despite_cancel=status is RunStatus.PARKED and consumption % 2 == 1,
                 reason=f"it is {status}",
                 entries=make_entries(self.model.next_seq(claim.run_id), *last),
                 progress=b"released" if last else None,

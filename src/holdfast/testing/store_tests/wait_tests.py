@@ -223,6 +223,22 @@ class WaitTests(StoreUnderTest):
         await store.release(claim, Release(status=RunStatus.INTERRUPTED, consumed=["mail-1"]))
         assert await claim_all(store, worker) == ["run-1"]
 
+    async def test_a_run_whose_cancel_was_requested_is_not_parked(self, store: RunStore, worker: str) -> None:
+        claim = await create_claimed(store, worker)
+        await store.request_cancel("run-1")
+        await store.release(claim, Release(status=RunStatus.PARKED, reason="why"))
+        record = await load_record(store)
+        assert (record.status, record.cancel_requested) == (RunStatus.INTERRUPTED, True)
+        assert await claim_all(store, worker) == ["run-1"]
+
+    async def test_a_run_whose_cancel_needs_a_person_is_parked(self, store: RunStore, worker: str) -> None:
+        claim = await create_claimed(store, worker)
+        await store.request_cancel("run-1")
+        await store.release(claim, Release(status=RunStatus.PARKED, despite_cancel=True, reason="why"))
+        record = await load_record(store)
+        assert (record.status, record.cancel_requested, record.reason) == (RunStatus.PARKED, True, "why")
+        assert await claim_all(store, worker) == []
+
     async def test_a_cancel_request_leaves_the_wait(self, store: RunStore, worker: str) -> None:
         await create_waiting(store, worker, wake_on=["message"])
         await store.request_cancel("run-1")

@@ -16,7 +16,7 @@ begin
     if key is null then
         return;
     end if;
-    if new_status = 'waiting' and (select r.cancel_requested from holdfast.run r where r.id = settle_run.key) then
+    if (p ->> 'yields_to_cancel')::boolean and (select r.cancel_requested from holdfast.run r where r.id = settle_run.key) then
         new_status := 'interrupted';
     end if;
     update holdfast.run r set
