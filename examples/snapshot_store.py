@@ -373,9 +373,10 @@ class SnapshotStore:
                 raise UnreadMail(claim.run_id)
             run.append(release.entries)
             now = datetime.now(UTC)
-            waits = release.status is RunStatus.WAITING and not run.record.cancel_requested
+            is_cancelled = release.yields_to_cancel and run.record.cancel_requested
+            waits = release.status is RunStatus.WAITING and not is_cancelled
             run.update(
-                status=release.status if waits or release.status is not RunStatus.WAITING else RunStatus.INTERRUPTED,
+                status=RunStatus.INTERRUPTED if is_cancelled else release.status,
                 owner_alive=False,
                 reason=release.reason,
                 strikes=release.strikes,

@@ -7,7 +7,7 @@ from tests.scripted_model import ScriptedModel, call, tool_reply
 from holdfast import Agent, App, RunWaiting, tool, wait_for
 from holdfast.checkpoint.errors import RecordDecodeError
 from holdfast.checkpoint.record import Release, RunStatus
-from holdfast.checkpoint.store import get_record
+from holdfast.checkpoint.store import RunStore, get_record
 from holdfast.core.agents.tool_context import ToolContext, current_call
 from holdfast.core.errors import RunCancelled, RunInterrupted, RunParked
 from holdfast.stores.memory import MemoryStore
@@ -15,7 +15,7 @@ from holdfast.testing.store_processes.store_under_test import add_worker
 from holdfast.workflows import workflow
 
 
-def make_agent(store: MemoryStore, error: Exception, *, name: str = "agent") -> Agent:
+def make_agent(store: RunStore, error: Exception, *, name: str = "agent") -> Agent:
     """Return an agent whose tool raises the error as soon as the cancel of its run is acknowledged."""
 
     @tool(effect="idempotent")
