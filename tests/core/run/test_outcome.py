@@ -368,8 +368,8 @@ async def test_a_run_that_was_lost_is_left_alone() -> None:
         await host.executor.run(agent, "go", run_id="r")
     [record] = await host.list_records()
     assert (record.status, record.owner) == (RunStatus.RUNNING, other.checkpoints.worker_id)
-    # The loser tries to release the claim: `RunLost` may be about another run, and then it still owns this one. Only the
-    # fence knows which. It has refused the release here.
+    # The loser tries to release the claim: `RunLost` may be about another run, and then it still owns this one.
+    # Only the fence knows. It has refused the release here.
     assert host.store.write_calls[-1] == "release"
     assert (record.reason, record.strikes) == ("", 2)
 
