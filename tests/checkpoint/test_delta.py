@@ -1,7 +1,9 @@
 """Only what is new is encoded and written, whatever happened since."""
 
+import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 from tests.checkpoint.harness import SECOND, CheckpointerHarness
 
@@ -10,7 +12,9 @@ from holdfast.checkpoint.errors import StoreFull
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.journal import EntryKind
 from holdfast.core.ports import Leave
+from holdfast.core.run.mail import Mail
 from holdfast.core.run.messages import NATIVE_CODEC, Reply, ToolResult, User
+from holdfast.core.run.run_events import PhaseStarted
 from holdfast.core.run.state import RunState
 
 MESSAGE, RESULT, ADOPT, BEGIN = EntryKind.MESSAGE, EntryKind.RESULT, EntryKind.ADOPT, EntryKind.BEGIN
@@ -233,3 +237,38 @@ async def test_a_resumed_handle_writes_only_what_its_own_life_added(harness: Che
     await resumption.checkpointer.save(state)
     assert codec.encoded == [Reply(text="new")]
     assert harness.store.kinds == [[ADOPT, MESSAGE]]
+
+
+async def test_mail_and_notes_that_are_taken_during_a_write_are_in_the_next_one(harness: CheckpointerHarness) -> None:
+    checkpointer = harness.make_checkpointer()
+    harness.add_message("go")
+    await checkpointer.save(harness.state)
+    for mail_id in ("before", "during"):
+        await harness.inner.post("r", Mail(mail_id=mail_id, topic="message", body=b"{}"))
+    reached, proceed = asyncio.Event(), asyncio.Event()
+
+    async def gate(method: str) -> None:
+        reached.set()
+        await proceed.wait()
+
+    def take(mail_id: str) -> None:
+        harness.add_message(mail_id)
+        harness.state.consumed.append(mail_id)
+        harness.state.recorded_events.append((1, msgspec.json.encode(PhaseStarted(run_id="r", step=0, name=mail_id))))
+
+    harness.store.before = gate
+    take("before")
+    writing = asyncio.create_task(checkpointer.save(harness.state))
+    await reached.wait()
+    take("during")
+    harness.store.before = None
+    proceed.set()
+    await writing
+    assert [mail.mail_id for mail in (await harness.inner.load("r")).mail] == ["during"]
+    assert (harness.state.consumed, len(harness.state.recorded_events)) == (["during"], 1)
+    await checkpointer.save(harness.state)
+    stored = await harness.inner.load("r")
+    assert (stored.mail, harness.state.consumed, harness.state.recorded_events) == ((), [], [])
+    assert await harness.load_texts() == ["go", "before", "during"]
+    noted = [entry.body for entry in stored.entries if entry.kind is EntryKind.EVENT]
+    assert [msgspec.json.decode(body)["name"] for body in noted] == ["before", "during"]

@@ -19,7 +19,6 @@ from pydantic_ai.exceptions import FallbackExceptionGroup, ModelAPIError, ModelH
 from holdfast import Retry
 from holdfast.core.agents.retry import MAX_RETRY_AFTER, Backoff, get_retry_after, is_transient
 from holdfast.core.errors import DefinitionError, InvalidReply, SaveFailed, ToolTimeout
-from holdfast.core.execution.model_calls import get_outage_delay
 from holdfast.errors import ModelUnavailable
 from holdfast.testing.manual_clock import ManualClock
 
@@ -269,9 +268,3 @@ def test_the_smallest_and_largest_values_are_accepted() -> None:
     for jitter in (0, 1):
         policy = Retry(max_tries=1, jitter=jitter, initial_delay=zero, max_delay=zero, max_elapsed=zero)
         assert policy.delay(1) == zero
-
-
-def test_an_outage_is_waited_out_longer_and_longer() -> None:
-    minutes = [get_outage_delay(outages) / timedelta(minutes=1) for outages in range(1, 9)]
-    assert minutes == [0.5, 1, 2, 4, 8, 15, 15, 15]
-    assert get_outage_delay(10_000) == timedelta(minutes=15)

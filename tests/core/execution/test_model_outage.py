@@ -18,6 +18,7 @@ from holdfast.checkpoint.record import RunRecord, RunStatus
 from holdfast.core.agents.tool import ToolSchema, tool
 from holdfast.core.errors import DefinitionError, RunInterrupted, Shutdown
 from holdfast.core.execution.executor import Executor
+from holdfast.core.execution.model_calls import get_outage_delay
 from holdfast.core.ports import Ports
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import Message
@@ -240,3 +241,9 @@ async def test_a_retry_is_in_the_store_while_the_run_pauses() -> None:
 def test_an_agent_refuses_what_is_no_policy(given: Any) -> None:
     with pytest.raises(DefinitionError, match="retry is"):
         Agent(name="a", model=ScriptedModel("done"), retry=given)
+
+
+def test_an_outage_is_waited_out_longer_and_longer() -> None:
+    minutes = [get_outage_delay(outages) / timedelta(minutes=1) for outages in range(1, 9)]
+    assert minutes == [0.5, 1, 2, 4, 8, 15, 15, 15]
+    assert get_outage_delay(10_000) == timedelta(minutes=15)

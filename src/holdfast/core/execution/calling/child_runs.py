@@ -54,7 +54,7 @@ class ChildRuns:
         "waiting",
     )
 
-    def __init__(self, parent: Attempt, call_id: str, step: int, *, is_repeated: bool = False) -> None:
+    def __init__(self, parent: Attempt, call_id: str, step: int, *, is_repeated: bool) -> None:
         """Make the starter of a call.
 
         Args:
