@@ -112,3 +112,22 @@ async def test_many_notifications_at_once_are_few_polls() -> None:
         assert store.calls.count("pending") == 1
         await clock.advance(timedelta(milliseconds=50))
         assert store.calls.count("pending") == 2
+
+
+class SmallBatches(ProbeStore):
+    """Removes two runs at a time."""
+
+    async def purge(self, *, limit: int = 100) -> int:
+        return await super().purge(limit=2)
+
+
+async def test_a_purge_removes_all_runs_whose_retention_has_ended_in_as_many_batches_as_it_takes() -> None:
+    clock = ManualClock()
+    store = SmallBatches(MemoryStore(clock=clock))
+    settings = CheckpointSettings(retention=Retention(done=timedelta(minutes=1)))
+    async with App([AGENT], store, clock=clock, checkpoint=settings) as app:
+        for number in range(5):
+            await app.run("a", "go", run_id=str(number))
+        await clock.advance(timedelta(minutes=1) + PURGE_INTERVAL)
+        assert (await app.list()).runs == ()
+    assert store.calls.count("purge") >= 4

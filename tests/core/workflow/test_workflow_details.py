@@ -1,0 +1,130 @@
+"""Details of workflows: the longest wait in a process, a function that goes on after its stop, refused races."""
+
+import asyncio
+import gc
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from tests.failed_runs import fails_with
+
+from holdfast import App, current_call, tool
+from holdfast.core.errors import DefinitionError, RunCancelled
+from holdfast.stores.memory import MemoryStore
+from holdfast.testing.manual_clock import ManualClock
+from holdfast.workflows import Restart, block_on, first, sleep, wait_for, workflow
+
+
+@tool(effect="pure")
+async def note(text: str) -> str:
+    return text
+
+
+@tool(effect="pure")
+def note_in_thread(text: str) -> str:
+    return text
+
+
+@pytest.mark.parametrize("seconds", [5, 5.001])
+async def test_a_wait_of_five_seconds_is_waited_out_in_the_process_and_a_longer_one_holds_none(seconds: float) -> None:
+    clock, began = ManualClock(), asyncio.Event()
+    lives: list[str] = []
+
+    @workflow
+    async def flow() -> str:
+        lives.append("entered")
+        await note("before")
+        began.set()
+        await sleep(seconds)
+        return "rested"
+
+    async with App([flow], MemoryStore(clock=clock), worker=False, clock=clock) as app:
+        running = asyncio.create_task(app.run(flow, run_id="r"))
+        await began.wait()
+        while not running.done():
+            await clock.advance(timedelta(seconds=seconds))
+        assert (await running).output == "rested"
+    assert len(lives) == (1 if seconds <= 5 else 2)
+
+
+@pytest.mark.parametrize("in_step", [True, False], ids=["in a step", "between steps"])
+async def test_a_plain_function_that_goes_on_after_a_cancel_makes_no_further_step(in_step: bool) -> None:
+    after: list[str] = []
+    began = asyncio.Event()
+
+    async def wait_long() -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    wait_in_step = tool(effect="pure", name="wait")(wait_long)
+
+    @workflow
+    def flow() -> None:
+        try:
+            block_on(wait_in_step() if in_step else wait_long())
+        except BaseException:
+            try:
+                note_in_thread("after")
+            except BaseException as exc:
+                after.append(type(exc).__name__)
+                raise
+
+    async with App([flow], MemoryStore()) as app:
+        running = asyncio.create_task(app.run(flow, run_id="r"))
+        await began.wait()
+        await app.cancel("r")
+        with pytest.raises(RunCancelled):
+            await running
+    assert after == ["Unwind"]
+
+
+async def test_a_race_of_tasks_is_refused_and_their_errors_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail() -> None:
+        raise ValueError("of a branch")
+
+    @workflow
+    async def flow() -> Any:
+        return await first(both=asyncio.gather(fail(), fail()), late=wait_for("late"))
+
+    async with App([flow], None) as app:
+        with fails_with(DefinitionError, match="got a task or a gather"):
+            await app.run(flow)
+        await asyncio.sleep(0)
+        gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
+async def test_each_life_counts_one_restart_and_none_of_them_waits() -> None:
+    call_ids: list[str] = []
+    turns = 0
+
+    @tool(effect="pure", name="note")
+    async def note_id() -> None:
+        call_ids.append(current_call().call_id.rpartition(":")[2])
+
+    @workflow
+    async def flow(life: int) -> int | Restart:
+        await note_id()
+        return Restart(life + 1) if life < 3 else life
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async with App([flow], None) as app:
+        counting = asyncio.create_task(count_turns())
+        assert (await app.run(flow, inputs={"life": 0})).output == 3
+        counting.cancel()
+    assert call_ids == ["1", "1@1", "1@2", "1@3"]
+    assert turns < 1000
+
+
+async def test_a_workflow_that_says_that_it_only_restarts_may_return_anything() -> None:
+    @workflow
+    async def flow(life: int) -> Restart:
+        return Restart(1) if life == 0 else "over"  # type: ignore[return-value]  # it says so
+
+    async with App([flow], None) as app:
+        assert (await app.run(flow, inputs={"life": 0})).output == "over"
