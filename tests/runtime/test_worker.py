@@ -375,6 +375,18 @@ async def test_a_run_whose_owner_left_a_cancel_unnoticed_is_cancelled_instead_of
 # -- by hand ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("status", [RunStatus.INTERRUPTED, RunStatus.PARKED])
+async def test_a_run_that_is_resumed_by_hand_is_not_ended_by_an_earlier_cancel(status: RunStatus) -> None:
+    store = MemoryStore()
+    async with App([AGENT], store, worker=False) as app:
+        await app.submit("a", "go", run_id="r")
+        claim = await store.claim("r", await add_worker(store))
+        await store.request_cancel("r")
+        await store.release(claim, Release(status=status, reason="left"))
+        assert (await app.resume("r")).output == "done"
+        assert (await get_record(store, "r")).status is RunStatus.DONE
+
+
 async def test_a_run_is_requeued_only_if_it_has_stopped() -> None:
     gate, store = Gate(), MemoryStore()
     asks = Agent(

@@ -121,6 +121,8 @@ async def test_mail_that_races_the_expiry_of_its_wait_counts(store: RacingStore,
         await clock.advance(HOUR)
         assert (await app.resume("r")).output == "done"
         await sending
+        assert app._executor is not None
+        assert app._executor.metrics.get("a").attempts == {"waiting": 1, "done": 1}, "it reads the mail at once"
         assert (await store.load("r", after=END)).mail == ()
         decided = [event.decision.kind async for event in app.events("r") if isinstance(event, CallDecided)]
     assert waiter.results == [expected]

@@ -332,6 +332,7 @@ async def test_a_planner_waits_for_the_first_of_its_tasks_and_reads_its_result(u
         results = {each.tool: each.content for each in result.messages if isinstance(each, ToolResult)}
         assert [each["result"] for each in results["wait_for_tasks"]] == ["8"]
         assert [each["agent"] for each in results["list_tasks"]] == ["echo", "wait_long"]
+        assert results["list_tasks"][0].keys() == {"task_id", "agent", "status"}, "it needs no reason"
         [left] = [child for child in (await app.list(parent="r")).runs if child.agent == "wait_long"]
         with pytest.raises(RunCancelled):
             await app.result(left.run_id, through_waits=True)

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from tests.failed_runs import fails_with
 
-from holdfast import App, current_call, tool
+from holdfast import App, Bounds, current_call, tool
 from holdfast.core.errors import DefinitionError, RunCancelled
+from holdfast.core.run.info import RunInfo
+from holdfast.core.workflow.suspension import QUIET_PERIOD
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.manual_clock import ManualClock
-from holdfast.workflows import Restart, block_on, first, sleep, wait_for, workflow
+from holdfast.workflows import AmbiguousStep, Restart, block_on, call, first, sleep, wait_for, workflow
 
 
 @tool(effect="pure")
@@ -128,3 +130,69 @@ async def test_a_workflow_that_says_that_it_only_restarts_may_return_anything() 
 
     async with App([flow], None) as app:
         assert (await app.run(flow, inputs={"life": 0})).output == "over"
+
+
+async def test_a_step_that_another_task_begins_in_the_quiet_time_is_not_unwound() -> None:
+    clock, made = ManualClock(), list[str]()
+    rests, proceeds, ends, began = (asyncio.Event() for _ in range(4))
+
+    @tool(effect="pure", name="note")
+    async def note_slowly() -> str:
+        made.append("note")
+        began.set()
+        await ends.wait()
+        return "noted"
+
+    @workflow
+    async def flow() -> list[Any]:
+        async def work() -> str:
+            await note("first")
+            rests.set()
+            await proceeds.wait()
+            return await note_slowly()
+
+        return [*await asyncio.gather(work(), wait_for("go"))]
+
+    async with App([flow], MemoryStore(clock=clock), clock=clock) as app:
+        running = asyncio.create_task(app.run(flow, run_id="r", through_waits=True))
+        await rests.wait()
+        await clock.advance(QUIET_PERIOD / 2)
+        proceeds.set()
+        await began.wait()
+        await clock.advance(QUIET_PERIOD)
+        ends.set()
+        await clock.advance(2 * QUIET_PERIOD)
+        await app.signal("r", "go", 1)
+        while not running.done():
+            await clock.advance(QUIET_PERIOD)
+        assert (await running).output == ["noted", 1]
+    assert made == ["note"]
+
+
+async def test_a_step_whose_function_has_an_unknown_annotation_returns_plain_data() -> None:
+    async def find() -> "Unknown":  # type: ignore[name-defined]  # noqa: F821
+        return {"found": 1}
+
+    @workflow
+    async def flow() -> Any:
+        return await call("find", find)
+
+    async with App([flow], None) as app:
+        assert (await app.run(flow)).output == {"found": 1}
+
+
+@pytest.mark.parametrize(
+    ("tool_name", "advice"), [("first", "first(KEY, ...)"), ("saga", "saga(KEY)"), ("pay", "pay.keyed(KEY)(...)")]
+)
+def test_who_makes_one_call_in_two_tasks_reads_how_to_tell_them_apart(tool_name: str, advice: str) -> None:
+    error = AmbiguousStep(tool_name)
+    assert error.tool == tool_name
+    assert str(error).startswith(f"two tasks of the workflow call {tool_name} with the same arguments")
+    assert str(error).endswith(f"Give each a key, such as {advice}")
+
+
+async def test_a_workflow_makes_at_most_ten_thousand_steps() -> None:
+    @workflow
+    async def flow() -> None: ...
+
+    assert (await flow.build(RunInfo.create(flow, ""))).bounds == Bounds(max_steps=10_000)

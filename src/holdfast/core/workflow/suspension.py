@@ -75,8 +75,8 @@ class Suspension:
         self._joining: set[asyncio.Task[Any]] = set()
         self._stop_error: BaseException | None = None
         self._timer: Timer | None = None
-        #: Grows with every step. A check that was scheduled before is void.
-        self._changes = 0
+        #: Another one after every step. A check that was scheduled before is void.
+        self._change = object()
         #: The error that ends the attempt, once the code is unwound.
         self.error: BaseException | None = None
         #: The code has ended.
@@ -86,7 +86,7 @@ class Suspension:
 
     def on_step(self) -> None:
         """The code has asked for a step."""
-        self._changes += 1
+        self._change = object()
         if (task := asyncio.current_task()) is not None:
             self._tasks.add(task)
         if self._resting:
@@ -155,18 +155,18 @@ class Suspension:
 
     def _schedule_check(self) -> None:
         if not self._working and self._resting and self.error is None and not self.closed:
-            self._changes += 1
-            self._settle(self._changes, _SETTLING_TURNS)
+            self._change = object()
+            self._settle(self._change, _SETTLING_TURNS)
 
-    def _settle(self, changes: int, turns: int) -> None:
-        if changes != self._changes or self._working or self.closed:
+    def _settle(self, change: object, turns: int) -> None:
+        if change is not self._change or self._working or self.closed:
             return
         if turns:
-            asyncio.get_running_loop().call_soon(self._settle, changes, turns - 1)
+            asyncio.get_running_loop().call_soon(self._settle, change, turns - 1)
         elif self._stop_error is not None or self._all_rest():
-            self._finish(changes)
+            self._finish(change)
         else:
-            self._start_timer(QUIET_PERIOD, self._finish, changes)
+            self._start_timer(QUIET_PERIOD, self._finish, change)
 
     def _start_timer(self, delay: timedelta, callback: Any, *args: Any) -> None:
         self._cancel_timer()
@@ -182,9 +182,9 @@ class Suspension:
         waiting = {task for task, rest in self._resting.items() if not rest.for_next_step}
         return all(task.done() or task in waiting or task in self._joining for task in self._tasks)
 
-    def _finish(self, changes: int) -> None:
+    def _finish(self, change: object) -> None:
         """No task has made a step since: wake those that may continue, or unwind the code."""
-        if changes != self._changes or self._working or self.closed or self.error is not None:
+        if change is not self._change or self._working or self.closed or self.error is not None:
             return
         if self._stop_error is None:
             rests = list(self._resting.values())
@@ -198,7 +198,7 @@ class Suspension:
                 return
             if (remaining := find_timeout(self._tasks)) is not None:
                 if remaining <= MAX_TIMEOUT:  # it ends the wait in this process
-                    self._start_timer(remaining + QUIET_PERIOD, self._finish, changes)
+                    self._start_timer(remaining + QUIET_PERIOD, self._finish, change)
                     return
                 self._stop_error = DefinitionError(
                     "asyncio.timeout or asyncio.wait(timeout=...) is around a wait that holds no process, and cannot "
