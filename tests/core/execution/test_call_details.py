@@ -1,19 +1,21 @@
 """Details of the calls of a step: what a crash finds of them, ids that are used again, calls that have ended."""
 
 import asyncio
+import gc
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from tests.failed_runs import fails_with
 from tests.scripted_model import ScriptedModel, call, tool_reply
 from tests.simulated_host import SimulatedHost
 
-from holdfast import Agent, App, Approve, Deferred, RunWaiting, ToolResult, tool
+from holdfast import Agent, App, Approve, Deferred, RunWaiting, ToolResult, current_call, tool
 from holdfast.checkpoint.codec import decode
 from holdfast.checkpoint.progress import Progress
 from holdfast.config import CheckpointSettings
 from holdfast.core.agents.calls import Effect
-from holdfast.core.errors import RunError, Shutdown
+from holdfast.core.errors import RunError, Shutdown, ToolFailed
 from holdfast.core.execution.calling.tool_calls import UNKNOWN_OUTCOME
 from holdfast.core.execution.native_loop import NativeLoop
 from holdfast.core.execution.saving import INTENT_DELAY
@@ -263,3 +265,42 @@ async def test_a_resumed_run_whose_supervisor_never_began_is_left_to_others() ->
     await let_others_work()
     assert [record.is_interrupted for record in await again.list_records()] == [True]
     await again.executor.shutdown()
+
+
+async def test_errors_that_nobody_waits_for_are_not_logged_as_never_retrieved(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    host, began, may_fail = SimulatedHost(settings=KEPT), asyncio.Event(), asyncio.Event()
+
+    async def fail(messages: Any, tools: Any) -> Any:
+        raise ValueError("of the child")
+
+    async def fail_later(messages: Any, tools: Any) -> Any:
+        began.set()
+        await may_fail.wait()
+        raise ValueError("of a run whose caller has left")
+
+    child = Agent(name="child", model=fail)
+
+    @tool(effect="idempotent")
+    async def ask() -> str:
+        return str((await current_call().run(child, "go")).output)
+
+    @tool(effect="pure", on_error="raise")
+    async def raise_error() -> None:
+        raise ValueError("of a call")
+
+    left = asyncio.create_task(host.executor.run(Agent(name="left", model=fail_later), "go", run_id="left"))
+    await began.wait()
+    left.cancel()
+    await asyncio.wait([left])
+    asks = tool_reply(call("1", "ask"))
+    await host.executor.run(Agent(name="a", model=ScriptedModel(asks, "done"), tools=[ask]), "go", run_id="r")
+    both = tool_reply(call("1", "raise_error"), call("2", "raise_error"))
+    with fails_with(ToolFailed):
+        await host.executor.run(Agent(name="b", model=ScriptedModel(both), tools=[raise_error]), "go", run_id="s")
+    may_fail.set()
+    await let_others_work()
+    assert host.executor.active_run_ids == frozenset()
+    gc.collect()
+    assert "never retrieved" not in caplog.text

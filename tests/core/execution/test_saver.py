@@ -180,11 +180,11 @@ async def test_a_stop_during_a_write_comes_into_force_after_it_in_the_task_of_th
     answers.proven_until = -1.0
     saving = Saving(answers)
     saver = saving.saver
-    assert not saver.is_waiting_for_store
+    waits = [saver.is_waiting_for_store]
     work = asyncio.create_task(saving.run(getattr(saver, what), own=own))
     await answers.reached.wait()
     assert (saver.is_writing, len(saver.background_writes)) == ((True, 0) if own else (False, 1))
-    assert saver.is_waiting_for_store
+    waits.append(saver.is_waiting_for_store)
     assert saving.stop.record(StopCause.STOPPED, RunCancelled("stop"))
     answers.proceed.set()
     if own:
@@ -193,7 +193,7 @@ async def test_a_stop_during_a_write_comes_into_force_after_it_in_the_task_of_th
     else:
         assert await work in (True, None)
     assert len(saving.watch.seen) == 1, "the write was seen through"
-    assert not saver.is_waiting_for_store
+    assert [*waits, saver.is_waiting_for_store] == [False, True, False]
 
 
 async def test_the_writes_in_flight_can_be_cancelled_and_nothing_else_is() -> None:

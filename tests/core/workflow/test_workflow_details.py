@@ -2,13 +2,15 @@
 
 import asyncio
 import gc
+import threading
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from tests.failed_runs import fails_with
+from tests.simulated_host import SimulatedHost
 
-from holdfast import App, Bounds, current_call, tool
+from holdfast import App, Bounds, CheckpointSettings, current_call, tool
 from holdfast.core.errors import DefinitionError, RunCancelled
 from holdfast.core.run.info import RunInfo
 from holdfast.core.workflow.suspension import QUIET_PERIOD
@@ -78,6 +80,45 @@ async def test_a_plain_function_that_goes_on_after_a_cancel_makes_no_further_ste
         with pytest.raises(RunCancelled):
             await running
     assert after == ["Unwind"]
+
+
+async def test_a_step_that_a_thread_asks_for_while_its_run_is_cancelled_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop, began = asyncio.get_running_loop(), asyncio.Event()
+    proceeds, asked, ended = (threading.Event() for _ in range(3))
+    call_soon, errors = loop.call_soon_threadsafe, list[str]()
+
+    def ask(*args: Any, **options: Any) -> Any:
+        handle = call_soon(*args, **options)
+        asked.set()
+        return handle
+
+    @workflow
+    def flow() -> None:
+        call_soon(began.set)
+        proceeds.wait(60)
+        try:
+            note_in_thread("late")
+        except BaseException as exc:
+            errors.append(type(exc).__name__)
+            raise
+        finally:
+            ended.set()
+
+    host = SimulatedHost(settings=CheckpointSettings())
+    running = asyncio.create_task(host.executor.start(flow, RunInfo.create(flow, "", run_id="r")))
+    await began.wait()
+    monkeypatch.setattr(loop, "call_soon_threadsafe", ask)
+    proceeds.set()
+    assert asked.wait(60), "the event loop has the request, and has not looked at it"
+    attempt = host.executor.get_attempt("r")
+    assert attempt is not None
+    attempt.stop(RunCancelled("stop"))
+    with pytest.raises(RunCancelled):
+        await running
+    assert await asyncio.to_thread(ended.wait, 60)
+    assert errors == ["Unwind"]
 
 
 async def test_a_race_of_tasks_is_refused_and_their_errors_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
