@@ -25,7 +25,7 @@ BROKEN = OSError("the disk is gone")
 
 
 class Answers(NullCheckpointer):
-    """A host's own checkpointer: remembers what it is asked, and answers with an error, or when it is told to."""
+    """A host's own checkpointer: remembers what it is asked, and answers with an error, or when a test says so."""
 
     def __init__(self, error: Exception | None = None, *, transactions: Transactions = "none") -> None:
         self.error, self.asked = error, list[str]()

@@ -1,4 +1,4 @@
-"""Details of workflows: the longest wait in a process, a function that goes on after its stop, refused races."""
+"""Details of workflows: the longest wait in a process, a function that continues after its stop, refused races."""
 
 import asyncio
 import gc
@@ -52,7 +52,7 @@ async def test_a_wait_of_five_seconds_is_waited_out_in_the_process_and_a_longer_
 
 
 @pytest.mark.parametrize("in_step", [True, False], ids=["in a step", "between steps"])
-async def test_a_plain_function_that_goes_on_after_a_cancel_makes_no_further_step(in_step: bool) -> None:
+async def test_a_plain_function_that_continues_after_a_cancel_makes_no_further_step(in_step: bool) -> None:
     after: list[str] = []
     began = asyncio.Event()
 
