@@ -63,12 +63,14 @@ FOUND: dict[int, StoreKind] = {
 #: Those that hazards have found: a run whose cancel met a resumed child stayed with its live worker, which did nothing;
 #: the audit expected that the children of a parked run are removed; a disk error while the progress of `map_items` was
 #: saved cancelled the other items, and failed the run; the audit did not know children of runs that wait for a budget;
-#: a call in doubt of a branch that had lost a race was shown as one to decide about, and `unpark` refused it.
+#: a call in doubt of a branch that had lost a race was shown as one to decide about, and `unpark` refused it; the audit
+#: took the model call of a process that had been frozen for the latest one.
 FOUND_WITH_HAZARDS: dict[int, StoreKind] = {
     125: "memory",
     417973221: "memory",
     621490483: "sqlite",
     570737893: "sqlite",
+    550934204: "memory",
 }
 
 

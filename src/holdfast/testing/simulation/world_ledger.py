@@ -54,8 +54,8 @@ class WorldLedger:
     model_calls: dict[str, list[float]] = field(default_factory=partial(defaultdict, list))
     #: The run and the number of each reply that a model was asked for.
     replies: set[tuple[str, int]] = field(default_factory=set)
-    #: By run: the user messages of the latest model call.
-    heard: dict[str, list[str]] = field(default_factory=dict)
+    #: By run: how many replies there were before the latest model call, and its user messages.
+    latest_call: dict[str, tuple[int, list[str]]] = field(default_factory=dict)
     #: By run: the user messages of all model calls.
     ever_heard: dict[str, set[str]] = field(default_factory=partial(defaultdict, set))
     #: By run: the results of tool calls that its model has seen.
@@ -226,7 +226,10 @@ class WorldLedger:
             )
         self.model_calls[run_id].append(self.scheduler.now)
         self.replies.add((run_id, replies))
-        self.heard[run_id] = heard
+        # A process that was frozen may repeat an earlier call, without the messages that came since.
+        called, before = self.latest_call.get(run_id, (0, []))
+        if not self.has_zombies or (replies, len(heard)) >= (called, len(before)):
+            self.latest_call[run_id] = replies, heard
         self.ever_heard[run_id].update(heard)
         for call_id, value in results.items():
             self._see_result(run_id, call_id, value)

@@ -222,7 +222,7 @@ class WorldAudit:
             self.report(f"{runs} runs have used {used} tokens of {plan.budget}")
 
     def _check_send(self, run_id: str, text: str) -> None:
-        heard, ever = self._ledger.heard.get(run_id, []), self._ledger.ever_heard[run_id]
+        (_, heard), ever = self._ledger.latest_call.get(run_id, (0, [])), self._ledger.ever_heard[run_id]
         count = heard.count(text) or int(text in ever and run_id in self._world.staged)
         if count != 1:
             self.report(f"message {text} was acknowledged, and the model of {run_id} heard it {count} times")
