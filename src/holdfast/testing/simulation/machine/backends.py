@@ -120,7 +120,9 @@ class SqliteBackend:
             tempfile.mkdtemp(prefix="holdfast-sim-", dir=_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None)
         )
         self._file = self._folder / "runs.db"
-        self._disk = SimulatedDisk(f"simulated-{self._folder.name}", self._folder, scheduler, plan.seed)
+        may_lose_power = any(fault.kind == "power_cut" for fault in plan.faults)
+        name = f"simulated-{self._folder.name}"
+        self._disk = SimulatedDisk(name, self._folder, scheduler, plan.seed, may_lose_power=may_lose_power)
         #: By process: its connections.
         self._connections: dict[SimulatedProcess, list[apsw.Connection]] = {}
         #: Disk calls until the next fault, and its kind.

@@ -29,13 +29,15 @@ class _Write:
 class SimulatedDisk(apsw.VFS):
     """A VFS over `unix`. Files belong to the simulated process that opened them."""
 
-    def __init__(self, name: str, folder: Path, scheduler: Scheduler, seed: int) -> None:
+    def __init__(self, name: str, folder: Path, scheduler: Scheduler, seed: int, *, may_lose_power: bool) -> None:
         super().__init__(name, "unix")
         self.name, self.folder = name, folder
         self._scheduler = scheduler
         self._random = random.Random(seed)
         #: Whether it refuses all calls: its world has ended.
         self.is_dead = False
+        #: Else it does not keep what was not synced.
+        self.may_lose_power = may_lose_power
         #: By path: the changes since the last sync.
         self.unsynced: dict[str, list[_Write]] = {}
         #: Decides before each write and sync whether it fails.
@@ -125,7 +127,7 @@ class _File(apsw.VFSFile):
         self._write(bytes(data), offset)
 
     def _write(self, data: bytes, offset: int) -> None:
-        if self._path:
+        if self._path and self._disk.may_lose_power:
             size = self.xFileSize()
             old = self.xRead(min(len(data), size - offset), offset) if offset < size else b""
             new_size = max(size, offset + len(data))
@@ -134,7 +136,7 @@ class _File(apsw.VFSFile):
 
     def xTruncate(self, newsize: int) -> None:  # noqa: N802
         self._disk.before_call()
-        if self._path:
+        if self._path and self._disk.may_lose_power:
             size = self.xFileSize()
             old = self.xRead(size - newsize, newsize) if newsize < size else b""
             self._disk.unsynced.setdefault(self._path, []).append(_Write(newsize, None, old, size, newsize))

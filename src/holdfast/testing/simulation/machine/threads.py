@@ -19,6 +19,8 @@ T = TypeVar("T")
 
 #: Threads that wait for less wake up late, as on a busy machine: most of them poll, and each poll is two switches.
 _TIMER_SLACK_S = 0.5
+#: Threads that sleep for less poll a lock of SQLite, which a frozen process or a slow disk holds for seconds.
+_POLL_S, _LATE_POLL_S = 0.002, 0.05
 
 
 class _PooledThread:
@@ -185,7 +187,7 @@ class SimulatedThreads(Threads):
         return self.scheduler.now
 
     def sleep(self, seconds: float) -> None:
-        self.wait([], lambda: False, seconds)
+        self.wait([], lambda: False, _LATE_POLL_S if 0 < seconds <= _POLL_S else seconds)
 
 
 _LOCAL = threading.local()

@@ -200,6 +200,9 @@ class WorldAudit:
     def _check_ledger(self) -> None:
         for kind, run_id, what in self._ledger.acknowledged:
             check = getattr(self, f"_check_{kind}", None)
+            if kind == "cancel" and self.statuses.get(run_id, "cancelled") not in _TERMINAL:
+                status, reason = self.statuses[run_id], self._reasons[run_id]
+                self.report(f"the cancel of run {run_id} was acknowledged, and it is {status}: {reason}")
             if run_id not in self.statuses and kind != "cancel":  # a run that is not stored yet can be cancelled too
                 if not self._may_be_purged(run_id):
                     self.report(f"{kind} of run {run_id} was acknowledged, and the run is not in the store")
