@@ -130,7 +130,8 @@ async def test_a_call_is_approved_with_other_arguments(site: Site, ann: httpx.As
     [call] = waiting.json()["calls"]
     assert (call["call_id"], call["tool"], call["arguments"]) == ("c0", "pay", {"amount": 500})
     answer = {"kind": "approve", "call_id": "c0", "arguments": {"amount": 5}}
-    check_problem(await ann.post("/runs/pay-1/answers", json={**answer, "digest": "seen"}), 404, "NotWaiting")
+    for digest in ("seen", "", "é", "\0"):
+        check_problem(await ann.post("/runs/pay-1/answers", json={**answer, "digest": digest}), 404, "NotWaiting")
     assert (await ann.post("/runs/pay-1/answers", json=answer)).status_code == 202
     assert (await fetch_result(ann, "pay-1")).json()["output"] == "did | pay=500"
     assert site.read_ledger("pay-1") == ["pay 5"]

@@ -1,6 +1,7 @@
 """Input that no form of ours sends: it is refused with 4xx, and costs no more than other input."""
 
 import time
+import tomllib
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
@@ -9,6 +10,7 @@ from urllib.parse import urlencode
 import apsw
 import httpx
 import pytest
+from tests.web.conftest import ROOT
 from tests.web.site import SECRET, make_agents
 
 from holdfast.app import App
@@ -139,6 +141,13 @@ async def test_a_damaged_run_is_a_problem_that_says_what_to_do(
         assert "holdfast rm --force" in page.text
         assert "holdfast rm --force" in problem.json()["detail"]
     assert (await client.get("/api/runs/r1", headers={"x-user": "bob"})).status_code == 404
+
+
+def test_no_release_of_starlette_with_a_known_hole_is_installed() -> None:
+    """A range in the headers of a request for a file took quadratic time before 0.49.1."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    [bound] = [each for each in extras["web"] if each.startswith("starlette")]
+    assert tuple(map(int, bound.removeprefix("starlette>=").split("."))) >= (0, 49, 1)
 
 
 async def test_labels_are_bounded(app: App) -> None:

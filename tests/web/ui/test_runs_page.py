@@ -158,7 +158,8 @@ def test_child_runs_are_folded_until_a_link_opens_them(server: UIServer, plain_p
 def test_a_cookie_that_the_page_has_not_written_is_no_filter(server: UIServer) -> None:
     nested = base64.urlsafe_b64encode(b"[" * 3000).decode()
     foreign = base64.urlsafe_b64encode(b'[["x", 5], {"name": 1}]').decode()
-    for value in ("x", "a" * 3000, nested, foreign):
+    deep = base64.urlsafe_b64encode(b'[["x", "", "", "", ' + b"[" * 2500).decode()
+    for value in ("x", "a" * 3000, nested, foreign, deep):
         shown = httpx.get(server.url, headers={"cookie": f"{COOKIE}={value}"})
         assert (shown.status_code, 'class="saved"' in shown.text) == (200, False)
     form = {"name": "x", "q": "since:never"}

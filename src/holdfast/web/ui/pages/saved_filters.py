@@ -49,7 +49,7 @@ def read_saved(request: Request) -> list[SavedFilter]:
     try:
         content = base64.urlsafe_b64decode(request.cookies.get(COOKIE, "").encode())
         found = msgspec.json.decode(content, type=list[SavedFilter]) if content else []
-    except (msgspec.MsgspecError, binascii.Error, UnicodeError):
+    except (msgspec.MsgspecError, binascii.Error, UnicodeError, RecursionError):
         return []
     return [each for each in found if each.name and len(each.name) <= _MAX_NAME]
 
