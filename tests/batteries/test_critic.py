@@ -14,8 +14,10 @@ from tests.simulated_host import SimulatedHost
 from holdfast import Agent, App, Bounds, Reply, User, current_call, tool
 from holdfast.batteries.critic import Critic, CriticAction, CriticError, IdleRun
 from holdfast.core import Message, Ports
+from holdfast.core.agents.tool import Tool
 from holdfast.core.errors import RunKilled, RuntimeExceeded
 from holdfast.core.observer import AttemptControl, Observer
+from holdfast.core.run.info import RunInfo
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing import ManualClock
 
@@ -47,6 +49,14 @@ class Hanging:
     async def __call__(self, messages: Sequence[Message], tools: Sequence[object]) -> Reply:
         self.seen.append(tuple(messages))
         return await self.replies.get()
+
+
+class NeverReady:
+    """A provider of tools that does not answer: the run makes no step."""
+
+    async def tools(self, info: RunInfo) -> Sequence[Tool]:
+        await asyncio.Event().wait()
+        return ()
 
 
 @tool(effect="pure")
@@ -223,6 +233,30 @@ async def test_the_default_escalator_extends_once_per_run_and_not_once_per_proce
     await clock.advance(SOFT * 0.3)
     with fails_with(RunKilled):
         await resumed
+
+
+async def test_idle_time_before_a_resume_does_not_count_and_neither_does_what_an_older_version_saved_of_it() -> None:
+    clock, store, escalation = ManualClock(), MemoryStore(), Escalation()
+    one = make_host(clock, Critic(Escalation(), clock=clock), store)
+    task = asyncio.create_task(one.executor.run(agent_of(Hanging()), "go", run_id="r"))
+    await clock.advance(SOFT * 0.9)
+    attempt = one.executor.get_attempt("r")
+    assert attempt is not None
+    attempt.state.set_port_data("critic", {"active_at": -100.0, "extensions": 0, "extended": 0.0})
+    shutdown = asyncio.create_task(one.executor.shutdown(timedelta(0)))
+    await clock.advance(timedelta(0))
+    await asyncio.gather(task, return_exceptions=True)
+    await shutdown
+
+    ports = Ports(critic=Critic(escalation, clock=clock), extra_tools=NeverReady())
+    resumed = asyncio.create_task(SimulatedHost(store, clock=clock, ports=ports).resume(agent_of(Hanging()), "r"))
+    await clock.advance(SOFT * 0.9)
+    assert escalation.asked == []
+    assert not resumed.done()
+    await clock.advance(SOFT * 0.2)
+    assert [each.idle_for for each in escalation.asked] == [SOFT]
+    resumed.cancel()
+    await asyncio.gather(resumed, return_exceptions=True)
 
 
 async def test_time_between_attempts_does_not_count() -> None:

@@ -105,7 +105,7 @@ class IdleWatch:
         self._started_at = clock.monotonic() - elapsed
         is_new_turn = bool(info.conversation) and state.turn is None
         saved = {} if is_new_turn else state.port_data.get(PORT_NAME, {})
-        self._last_activity: float = saved.get("active_at", elapsed)
+        self._last_activity = elapsed
         self._extensions: int = saved.get("extensions", 0)
         self._extension_s: float = saved.get("extended", 0.0)
         self._escalated = False
@@ -122,7 +122,6 @@ class IdleWatch:
         if self._closed:
             return
         self._last_activity = self._now()
-        self._write_port_data()
         if self._escalated:
             self._escalated = False
             self._set_timer(self._last_activity + self._timeouts.soft)
@@ -140,14 +139,7 @@ class IdleWatch:
         return self._clock.monotonic() - self._started_at
 
     def _write_port_data(self) -> None:
-        self._state.set_port_data(
-            PORT_NAME,
-            {
-                "active_at": round(self._last_activity, 3),
-                "extensions": self._extensions,
-                "extended": self._extension_s,
-            },
-        )
+        self._state.set_port_data(PORT_NAME, {"extensions": self._extensions, "extended": self._extension_s})
 
     def _set_timer(self, at: float) -> None:
         """Set the only timer of this watch, to the run's execution time `at`."""
