@@ -31,6 +31,7 @@ from holdfast.fanout import (
 from holdfast.fanout.cells import make_cell_run_id
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sqlite import SqliteStore
+from holdfast.testing.manual_clock import ManualClock
 
 
 @tool(effect="pure")
@@ -385,6 +386,24 @@ async def test_one_provider_is_down_the_others_answer_and_the_next_run_asks_it_a
     assert texts(responses) == {"x": "back", **{f"{name}:1": name for name in "abcd"}}
 
 
+async def test_a_fanout_that_waits_for_a_provider_asks_it_again_before_its_time() -> None:
+    clock, replies = ManualClock(), [ModelUnavailable("not now"), Reply(text="back")]
+
+    async def ask(messages: Sequence[Any], tools: Sequence[Any]) -> Reply:
+        reply = replies.pop(0)
+        if isinstance(reply, Reply):
+            return reply
+        raise reply
+
+    fan = Fanout("why?", [Agent(name="away", model=ask, retry=Retry(max_tries=1))])
+    async with App(fan.agents, MemoryStore(clock=clock), clock=clock) as app:
+        assert [each.status for each in await fan.run(app)] == ["interrupted"]
+        again = asyncio.create_task(fan.run(app))
+        await asyncio.wait([again], timeout=60)  # without a request to resume it would wait for the clock
+        assert again.done()
+        assert texts(await again) == {"away": "back"}
+
+
 async def test_a_checkpoint_file_of_another_fanout_is_neither_used_nor_replaced(tmp_path: Path) -> None:
     model = held()
     await stop_when_reached(fanout(tmp_path, {"held": model}), model)
@@ -517,6 +536,7 @@ async def test_a_file_that_was_changed_meanwhile_fails_the_model_that_had_edited
     writer.hold.set()
     responses = await in_folder().run()
     assert "WorkspaceChanged: a.txt was changed on disk" in responses[0].error
+    assert [each.status for each in responses] == ["failed", "completed"]
     assert (responses[1].text, [each.content for each in responses[1].proposed_writes]) == ("done", ["bye"])
 
 

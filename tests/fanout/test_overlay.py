@@ -1,5 +1,6 @@
 """Proposed writes behave like files, without a file being touched."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,40 @@ def test_a_file_exists_on_disk_or_as_a_proposed_write_until_it_is_deleted(tmp_pa
     assert [overlay.exists(path) for path in ("sub/b.txt", "new.txt", "a.txt", "sub", "missing")] == [
         True, True, False, False, False
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ["missing", "sub", "x/y"])
+def test_a_file_that_does_not_exist_is_not_read_edited_or_deleted(tmp_path: Path, path: str) -> None:
+    overlay = Overlay(folder_at(tmp_path))
+    with pytest.raises(FileNotFoundError, match=f"there is no file {path}"):
+        overlay.delete(path)
+    wrong = PathRefused if path == "sub" else FileNotFoundError
+    with pytest.raises(wrong):
+        overlay.read(path)
+    with pytest.raises(wrong):
+        overlay.edit(path, "one", "two")
+    assert overlay.writes == ()
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("sub", "sub is a folder: it cannot be written"),
+        ("x", "x is a folder: it cannot be written"),
+        ("a.txt/below", "a.txt is a file: nothing can be written below it"),
+        ("x/y/below", "x/y is a file: nothing can be written below it"),
+        ("pipe", "pipe is a folder: it cannot be written"),
+        ("pipe/below", "pipe is a file: nothing can be written below it"),
+    ],
+)
+def test_a_file_that_could_not_be_made_is_not_proposed(tmp_path: Path, path: str, text: str) -> None:
+    overlay = Overlay(folder_at(tmp_path), [WriteSnapshot(path="x/y", content="five")])
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(PathRefused, match=text):
+        overlay.write(path, "six")
+    assert [write.path for write in overlay.writes] == ["x/y"]
+    overlay.delete("x/y")
+    assert overlay.write("x", "a file now").path == "x"
 
 
 def test_text_that_is_not_there_exactly_once_is_not_edited(tmp_path: Path) -> None:

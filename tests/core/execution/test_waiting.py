@@ -34,7 +34,7 @@ from holdfast.checkpoint.store import END, get_record
 from holdfast.checkpoint.workers import Claim
 from holdfast.config import CheckpointSettings
 from holdfast.core import Message, ToolSchema
-from holdfast.core.errors import DefinitionError, PayloadError
+from holdfast.core.errors import DefinitionError, PayloadError, SaveFailed
 from holdfast.events import CallDecided
 from holdfast.results import WaitingCall
 from holdfast.runtime.operations.mailing import AlreadyAnswered, NotWaiting
@@ -453,6 +453,47 @@ async def test_a_deferred_call_can_be_completed_as_soon_as_its_tool_has_returned
     async with App([agent], MemoryStore(clock=clock), checkpoint=rarely, worker=False, clock=clock) as app:
         assert (await app.run("a", "go", run_id="r")).output == "done"
     assert [result.content for result in results(model)] == ["sea.png", "delivered"]
+
+
+async def test_a_deferred_call_is_stored_before_the_others_of_its_batch_end() -> None:
+    """A process that dies from now on must not find it in doubt: others know what it waits for."""
+    clock, returned = ManualClock(), asyncio.Event()
+    asked: list[str] = []
+
+    @tool
+    async def render() -> Deferred:
+        returned.set()
+        return Deferred(reason="rendering")
+
+    @tool
+    async def look() -> str:
+        await returned.wait()
+        await clock.advance(timedelta(0))  # the other call continues
+        asked.extend(call.tool for call in await app.pending())
+        return "seen"
+
+    agent = Agent(
+        name="a", model=ScriptedModel(tool_reply(call("1", "render"), call("2", "look"))), tools=[render, look]
+    )
+    rarely = CheckpointSettings(save_interval=timedelta(hours=1))
+    async with App([agent], MemoryStore(clock=clock), checkpoint=rarely, worker=False, clock=clock) as app:
+        with pytest.raises(RunWaiting):
+            await app.run("a", "go")
+    assert asked == ["render"]
+
+
+async def test_a_run_whose_deferred_call_cannot_be_stored_is_interrupted() -> None:
+    probe = ProbeStore(MemoryStore())
+
+    @tool
+    async def render() -> Deferred:
+        probe.fail("append", OSError("the disk is full"))
+        return Deferred(reason="rendering")
+
+    agent = Agent(name="a", model=ScriptedModel(tool_reply(call("1", "render"))), tools=[render])
+    async with App([agent], probe, checkpoint=CheckpointSettings(require_durability=False), worker=False) as app:
+        with pytest.raises(SaveFailed, match="the disk is full"):
+            await app.run("a", "go")
 
 
 async def test_the_calls_of_a_parked_run_are_pending_and_can_be_answered(store_url: str) -> None:
