@@ -25,6 +25,7 @@ from holdfast.fanout import (
     ModelResponse,
     ResponseSnapshot,
     Variant,
+    Workspace,
     load,
     read_responses,
 )
@@ -341,6 +342,19 @@ async def test_failed_models_go_on_when_that_is_asked_for(tmp_path: Path) -> Non
     assert responses[1].input_tokens == 6
 
 
+async def test_a_failed_model_that_continues_has_the_files_that_it_has_proposed(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    write = tool_reply(call("1", "write_file", path="a.txt", content="hello"))
+    edit = tool_reply(call("2", "edit_file", path="a.txt", old="hello", new="bye"))
+    for model, status in (
+        (ScriptedModel(write, RuntimeError("no luck")), "failed"),
+        (ScriptedModel(write, edit, "done"), "completed"),
+    ):
+        [response] = await fanout(tmp_path, {"a": model}, workspace=tmp_path / "work", retry_failed=True).run()
+        assert response.status == status
+    assert [each.content for each in response.proposed_writes] == ["bye"]
+
+
 async def test_a_provider_that_does_not_answer_is_an_interruption(tmp_path: Path) -> None:
     models = {"away": unavailable(), "there": ScriptedModel("hello")}
     responses = await fanout(tmp_path, models).run()
@@ -350,18 +364,30 @@ async def test_a_provider_that_does_not_answer_is_an_interruption(tmp_path: Path
     assert texts(responses) == {"away": "back", "there": "hello"}
 
 
-async def test_the_answer_of_a_retried_model_is_in_the_file_while_the_others_still_work(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_back", [True, False])
+async def test_the_answer_of_a_retried_model_is_in_the_file_while_the_others_still_work(
+    tmp_path: Path, is_back: bool
+) -> None:
     broken = {name: ScriptedModel(RuntimeError("no luck")) for name in "ab"}
     await fanout(tmp_path, broken).run()
     model = held()
-    models = {"a": ScriptedModel("fixed"), "b": model}
+    models = {"a": ScriptedModel("fixed") if is_back else unavailable(), "b": model}
     retrying = asyncio.create_task(fanout(tmp_path, models, retry_failed=True, max_concurrency=1).run())
     await model.reached.wait()
     kept = load(tmp_path / "checkpoint.json")
     model.hold.set()
-    assert texts(await retrying) == {"a": "fixed", "b": "done"}
+    assert [each.status for each in await retrying] == ["completed" if is_back else "interrupted", "completed"]
     assert kept is not None
-    assert [each.text for each in kept.responses if each.completed] == ["fixed"]
+    assert [each.text for each in kept.responses if each.completed] == (["fixed"] if is_back else [])
+
+
+async def test_a_provider_that_stays_away_is_asked_once_by_each_run(tmp_path: Path) -> None:
+    away = ScriptedModel(ModelUnavailable("not now"))
+    agent = Agent(name="away", model=away, retry=Retry(max_tries=1))
+    for _ in range(3):
+        responses = await fanout(tmp_path, {"away": agent, "there": ScriptedModel("hello")}).run()
+        assert [each.status for each in responses] == ["interrupted", "completed"]
+    assert len(away.requests) == 3
 
 
 async def test_a_retried_model_whose_provider_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
@@ -532,6 +558,11 @@ async def test_a_file_that_was_changed_meanwhile_fails_the_model_that_had_edited
     with pytest.raises(asyncio.CancelledError):
         await task
     (tmp_path / "work" / "a.txt").write_text("changed by another program")
+    store = SqliteStore(tmp_path / "runs.db")
+    await store.open()
+    left = await read_responses(store, in_folder().run_id, Workspace(tmp_path / "work"))
+    await store.close()
+    assert ["a.txt was changed on disk" in each.error for each in left] == [True, False]
     editor.hold.set()
     writer.hold.set()
     responses = await in_folder().run()

@@ -165,7 +165,7 @@ class CellRunner:
         if response is None:
             return CellRecord()
         await self.mark_completed(response)
-        return CellRecord(proposed_writes=response.proposed_writes)
+        return CellRecord(proposed_writes=response.proposed_writes, failed=not response.ok)
 
     # -- cells --------------------------------------------------------------------------------------------------
 

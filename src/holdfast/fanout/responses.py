@@ -102,6 +102,8 @@ class CellRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     proposed_writes: tuple[WriteSnapshot, ...] = ()
     #: The response of a checkpoint file: the model was not asked.
     given: ResponseSnapshot | None = None
+    #: The model had failed. If it was resumed since, its run has newer calls than `proposed_writes`.
+    failed: bool = False
 
 
 class StoredCell(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,7 +198,7 @@ async def _read_response(store: RunStore, run_id: str, call: CallRecord, workspa
         return msgspec.structs.replace(response, error=str(call.result), interrupted=False)
     if call.state == "waiting" and not response.error:
         response = msgspec.structs.replace(response, error=str(call.metadata or call.reason))
-    if recorded is not None and recorded.proposed_writes:
+    if recorded is not None and recorded.proposed_writes and not (recorded.failed and response.ok):
         return msgspec.structs.replace(response, proposed_writes=recorded.proposed_writes)
     return _add_proposed_writes(response, cell.calls if cell is not None else (), workspace)
 
