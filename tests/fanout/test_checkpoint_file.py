@@ -15,7 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.fanout.strategies import PARTIALS, RESPONSES, TEXT, untimed
 
-from holdfast.fanout.checkpoint_file import Checkpoint, IncrementalSaver, build, clear, load, save
+from holdfast.fanout.checkpoint_file import (
+    Checkpoint,
+    IncrementalSaver,
+    _open_temporary,
+    build,
+    clear,
+    load,
+    save,
+)
 from holdfast.fanout.errors import CorruptCheckpoint, FanoutError
 from holdfast.fanout.responses import ModelResponse, PartialResponse, ResponseSnapshot
 from holdfast.fanout.workspace import WriteSnapshot
@@ -219,6 +227,9 @@ def test_the_folders_it_creates_are_synced_in_their_parents(tmp_path: Path, monk
     IncrementalSaver(path, "why?", ["a"]).update("a", DONE_A)
     for folder in (tmp_path, tmp_path / "one", tmp_path / "one" / "two", path):
         assert folder.stat().st_ino in synced, folder
+    synced.clear()
+    clear(path)
+    assert synced == {path.parent.stat().st_ino}
 
 
 # -- the incremental saver ---------------------------------------------------------------------------------------------
@@ -348,3 +359,16 @@ def test_temporary_files_of_dead_processes_are_removed_and_of_live_ones_not(tmp_
         writer.communicate("end\n", timeout=60)
     clear(path)
     assert list(tmp_path.iterdir()) == [others]
+
+
+def test_a_save_removes_what_dead_processes_have_left_and_spares_a_file_that_is_being_written(tmp_path: Path) -> None:
+    path = tmp_path / "compare"
+    (tmp_path / ".compare.0123456789abcdef.tmp").touch()
+    temporary, fd = _open_temporary(path)
+    checkpoint = build("why?", ["b"], [LEFT_B])
+    assert checkpoint is not None
+    save(path, checkpoint)
+    assert sorted(tmp_path.iterdir()) == sorted([path, temporary])
+    os.close(fd)
+    save(path, checkpoint)
+    assert list(tmp_path.iterdir()) == [path]

@@ -16,9 +16,10 @@ from langgraph.prebuilt import ToolNode
 from langgraph.types import interrupt
 from pydantic import BaseModel
 from tests.adapters.langgraph.test_durable import Visits, build_line
+from tests.probe_store import ProbeStore
 
 from holdfast import App, Retry, RunWaiting, ToolCall, User, Value
-from holdfast.adapters.langgraph import durable
+from holdfast.adapters.langgraph import ToolPolicy, durable
 from holdfast.adapters.langgraph.entries import (
     CODEC,
     CallInterrupted,
@@ -32,7 +33,8 @@ from holdfast.adapters.langgraph.entries import (
 from holdfast.adapters.langgraph.graph_stream import parse_streams, to_plain_data
 from holdfast.adapters.langgraph.interrupts import _read_request
 from holdfast.adapters.langgraph.run_saver import CountedReplies, _make_key
-from holdfast.core.errors import PayloadError
+from holdfast.config import CheckpointSettings
+from holdfast.core.errors import PayloadError, SaveFailed
 from holdfast.core.execution.native_loop import get_loop
 from holdfast.core.loop import PendingCall
 from holdfast.core.ports import RatePermit
@@ -177,9 +179,10 @@ def test_an_interrupt_is_an_approval_of_each_action_or_a_question(value: Any, ap
     assert request.combine(answers) == (answers[0] if value.get("type") else {"decisions": answers})
 
 
+@pytest.mark.parametrize("saves", [True, False])
 @pytest.mark.parametrize("in_tool", [True, False])
-async def test_an_answer_is_consumed_before_the_code_that_reads_it(in_tool: bool) -> None:
-    store, unread = MemoryStore(), list[int]()
+async def test_an_answer_is_consumed_before_the_code_that_reads_it(in_tool: bool, saves: bool) -> None:
+    store, unread = ProbeStore(MemoryStore()), list[int]()
 
     async def find_city() -> str:
         city: str = interrupt("where to?")
@@ -197,14 +200,21 @@ async def test_an_answer_is_consumed_before_the_code_that_reads_it(in_tool: bool
         return {"messages": [AIMessage(await find_city())]}
 
     nodes = [plan, ToolNode([travel])] if in_tool else [plan]
-    agent = durable(build_line(*nodes, state=MessagesState).compile(name="traveller"))
-    async with App([agent], store, worker=False) as app:
+    graph = build_line(*nodes, state=MessagesState).compile(name="traveller")
+    agent = durable(graph, tools={"travel": ToolPolicy("pure")})
+    tolerant = CheckpointSettings(require_durability=False)
+    async with App([agent], store, checkpoint=tolerant, worker=False) as app:
         with pytest.raises(RunWaiting) as stopped:
             await app.run(agent, "go", run_id="r")
         await app.answer("r", stopped.value.calls[0].call_id, Value("Lyon"))
-        result = await app.resume("r")
-    assert str(result.output["messages"][-1].text) == "Lyon"
-    assert unread == [0]
+        if saves:
+            result = await app.resume("r")
+            assert str(result.output["messages"][-1].text) == "Lyon"
+        else:
+            store.fail("append", *[OSError("the disk is full")] * 100)
+            with pytest.raises(SaveFailed, match="the disk is full"):
+                await app.resume("r")
+    assert unread == ([0] if saves else [])
 
 
 # -- the journal ----------------------------------------------------------------------------------------------------
