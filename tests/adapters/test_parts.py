@@ -5,7 +5,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from pydantic_ai import Agent, ModelRetry, PromptedOutput, ToolReturn
+from pydantic_ai import Agent, ModelRetry, PromptedOutput, RunContext, ToolOutput, ToolReturn
 from pydantic_ai.exceptions import ToolFailed, ToolFailedError, ToolRetryError, UnexpectedModelBehavior
 from pydantic_ai.messages import (
     ModelRequest,
@@ -54,6 +54,7 @@ from holdfast.core.loop import PendingCall
 from holdfast.core.run.messages import Usage
 from holdfast.core.run.state import RunState
 from holdfast.core.run.waiting import ApprovalRequest
+from holdfast.stores.memory import MemoryStore
 
 # -- calls and their results ----------------------------------------------------------------------------------------
 
@@ -441,3 +442,44 @@ async def test_a_tool_that_fails_for_good_is_recorded_with_its_text() -> None:
     async with App([durable(agent)], "memory:") as app:
         assert (await app.run("a", "go")).output == "done"
     assert ("tool-return", "nothing there") in get_texts(script.asked[-1])
+
+
+async def test_a_tool_may_call_another_tool_within_its_own_call() -> None:
+    script = ScriptedModel([call("c1", "plan")], "done")
+    agent: Agent[None, str] = Agent(script.model, name="a")
+    made: list[str] = []
+
+    @agent.tool_plain
+    def look(city: str) -> str:
+        made.append(city)
+        return f"{city} is warm"
+
+    @agent.tool
+    async def plan(ctx: RunContext[None]) -> str:
+        assert ctx.tool_manager is not None
+        return str(await ctx.tool_manager.handle_call(call("inner", "look", city="Lyon")))
+
+    async with App([durable(agent)], "memory:") as app:
+        result = await app.run("a", "go")
+    assert ("tool-return", "Lyon is warm") in get_texts(script.asked[-1])
+    assert (made, result.usage.tool_calls) == (["Lyon"], 1)
+
+
+async def test_only_the_results_that_end_a_run_are_marked_as_final() -> None:
+    store = MemoryStore()
+    agents: list[Agent[None, Any]] = [
+        Agent(ScriptedModel([call("c1", "look")], "done").model, name="text"),
+        Agent(ScriptedModel([call("c1", "look")], [call("c2", "final_result", response=7)]).model, name="number",
+              output_type=ToolOutput(int)),
+    ]  # fmt: skip
+
+    def look() -> str:
+        return "seen"
+
+    for agent in agents:
+        agent.tool_plain(look)
+    async with App([durable(agent) for agent in agents], store) as app:
+        outputs = [(await app.run(name, "go", run_id=name)).output for name in ("text", "number")]
+        bodies = [b"".join(entry.body for entry in (await store.load(name)).entries) for name in ("text", "number")]
+    assert outputs == ["done", 7]
+    assert [body.count(b'"holdfast":"final"') for body in bodies] == [0, 1]

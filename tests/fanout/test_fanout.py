@@ -413,7 +413,8 @@ async def test_one_provider_is_down_the_others_answer_and_the_next_run_asks_it_a
 
 
 async def test_a_fanout_that_waits_for_a_provider_asks_it_again_before_its_time() -> None:
-    clock, replies = ManualClock(), [ModelUnavailable("not now"), Reply(text="back")]
+    clock = ManualClock()
+    replies: list[Reply | Exception] = [ModelUnavailable("not now"), Reply(text="back")]
 
     async def ask(messages: Sequence[Any], tools: Sequence[Any]) -> Reply:
         reply = replies.pop(0)

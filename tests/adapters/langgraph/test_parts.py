@@ -1,5 +1,6 @@
 """The parts of a durable graph one by one: values, requests of people, the journal, limits of model calls."""
 
+import asyncio
 import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -367,13 +368,16 @@ class Limiter:
         self.asked: list[str] = []
         self.settled: list[int] = []
         self.paused: list[timedelta] = []
+        self.loops: set[asyncio.AbstractEventLoop] = set()
 
     async def acquire(self, info: RunInfo, model: str, tokens: int) -> RatePermit | datetime | None:
         self.asked.append(model)
+        self.loops.add(asyncio.get_running_loop())
         return RatePermit(key=model, at=datetime(2030, 1, 1, tzinfo=UTC), tokens=0)
 
     def settle(self, permit: RatePermit, tokens: int) -> None:
         self.settled.append(tokens)
+        self.loops.add(asyncio.get_running_loop())
 
     def pause(self, permit: RatePermit, delay: timedelta) -> None:
         self.paused.append(delay)
@@ -399,6 +403,9 @@ async def test_model_calls_of_nodes_are_permitted_and_settled_one_by_one(is_sync
         assert (await app.run(agent, "", inputs={})).output == {"places": ["one", "two"]}
     assert (limiter.asked, limiter.settled) == (["GenericFakeChatModel"] * 2, [12]), (
         "a reply without a count keeps its permit"
+    )
+    assert limiter.loops == {asyncio.get_running_loop()}, (
+        "also for a sync node, whose callbacks have a loop of their own"
     )
 
 
