@@ -42,9 +42,7 @@ async def look() -> str:
 # -- run ids ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "run_id", ["", "x" * 201, "a b", "a/b", "ä", "a\n", "a\0", "\ud800", "a%", "..\\x", ".", ".."], ids=repr
-)
+@pytest.mark.parametrize("run_id", ["", "x" * 201, "a b", "a/b", "ä", "a\n", "a\0", "\ud800", "a%", "..\\x"], ids=repr)
 async def test_a_run_id_that_cannot_be_one_is_refused(run_id: str) -> None:
     model = ScriptedModel("never")
     with pytest.raises(InvalidRunId, match="use 1 to 200 of the characters A-Z a-z 0-9"):
@@ -52,7 +50,7 @@ async def test_a_run_id_that_cannot_be_one_is_refused(run_id: str) -> None:
     assert model.requests == []
 
 
-@pytest.mark.parametrize("run_id", ["x", "x" * 200, "A-Z.a_z:0-9", "...", "-"])
+@pytest.mark.parametrize("run_id", ["x", "x" * 200, "A-Z.a_z:0-9", "..", "-"])
 async def test_every_other_run_id_is_taken(run_id: str) -> None:
     assert (
         await SimulatedHost().executor.run(Agent(name="a", model=ScriptedModel("done")), "go", run_id=run_id)

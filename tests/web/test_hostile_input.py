@@ -102,6 +102,21 @@ async def test_a_time_at_the_edge_of_the_calendar_is_refused(client: httpx.Async
     assert (await client.get("/")).status_code == 200
 
 
+@pytest.mark.parametrize("run_id", [".", ".."])
+async def test_an_id_that_browsers_take_for_a_folder_is_refused(
+    client: httpx.AsyncClient, app: App, run_id: str
+) -> None:
+    for user in ({}, {"x-user": "ann"}):
+        body = {"agent": "clerk", "input": "note"}
+        for response in (
+            await client.post("/api/runs", json=body, headers={"idempotency-key": run_id, **user}),
+            await client.post("/api/runs/r1/fork", json={"at_step": 1, "run_id": run_id}, headers=user),
+            await client.post("/runs", data={**body, "run_id": run_id}, headers=user),
+        ):
+            assert (response.status_code, "browsers take it for a folder" in response.text) == (422, True)
+    assert await app.count() == 1
+
+
 @pytest.mark.parametrize("label", RESERVED)
 async def test_labels_that_relate_runs_are_not_for_callers(client: httpx.AsyncClient, app: App, label: str) -> None:
     body = {"agent": "clerk", "input": "note", "labels": {label: "r1"}}

@@ -77,8 +77,11 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse the id of a new run if holdfast may derive it for another caller: a child, a chat, an item of a batch.
 
         Raises:
-            InvalidRunId: it has such a form, and the principal neither sees all runs nor has a token for this one.
+            InvalidRunId: it has such a form, and the principal neither sees all runs nor has a token for this one. Or
+                it is `.` or `..`, which browsers and proxies take for folders.
         """
+        if run_id in (".", ".."):
+            raise InvalidRunId(f"{run_id!r} cannot be the id of a new run: browsers take it for a folder")
         if run_id is not None and _DERIVED_ID.search(run_id) and not self.sees_all and run_id != self.run_id:
             form = "its form is that of the ids that holdfast derives"
             raise InvalidRunId(f"{run_id!r:.80} cannot be the id of a new run: {form}; choose another one")

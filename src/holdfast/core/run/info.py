@@ -38,20 +38,18 @@ NATIVE_LOOP_NAME = "native"
 
 #: `RunInfo.loop` of workflows.
 WORKFLOW_LOOP_NAME = "workflow"
-#: Not `.` and `..`: browsers and proxies take them for folders.
-_RUN_ID_PATTERN = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9._:-]{1,200}")
+_RUN_ID_PATTERN = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 
 
 def check_run_id(run_id: str) -> str:
     """Return `run_id` if it is valid.
 
     Raises:
-        InvalidRunId: it is empty, too long, `.` or `..`, or has a character outside `A-Z a-z 0-9 . _ : -`.
+        InvalidRunId: it is empty, too long, or has a character outside `A-Z a-z 0-9 . _ : -`.
     """
     if not isinstance(run_id, str) or not _RUN_ID_PATTERN.fullmatch(run_id):
         raise InvalidRunId(
-            f"{run_id!r:.80} cannot be a run id: use 1 to {MAX_RUN_ID_LENGTH} of the characters A-Z a-z 0-9 . _ : -, "
-            "other than . and .. alone"
+            f"{run_id!r:.80} cannot be a run id: use 1 to {MAX_RUN_ID_LENGTH} of the characters A-Z a-z 0-9 . _ : -"
         )
     return run_id
 
