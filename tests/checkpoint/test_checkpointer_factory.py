@@ -13,12 +13,21 @@ from tests.simulated_host import SimulatedHost
 
 from holdfast.checkpoint.checkpointer import StoreCheckpointer
 from holdfast.checkpoint.codec import decode
-from holdfast.checkpoint.errors import RunExists, SchemaTooNew, StorePermissionError, StoreUnavailable
+from holdfast.checkpoint.errors import (
+    RecordDecodeError,
+    RunDamaged,
+    RunExists,
+    SchemaTooNew,
+    StorePermissionError,
+    StoreUnavailable,
+    UnknownVersion,
+)
 from holdfast.checkpoint.factory import StoreCheckpoints
 from holdfast.checkpoint.record import RunStatus
 from holdfast.checkpoint.store import iter_runs
+from holdfast.checkpoint.workers import WorkerIdentity
 from holdfast.core.agents.agent import Agent
-from holdfast.core.errors import DefinitionError, NotDurable, Shutdown
+from holdfast.core.errors import DefinitionError, MissingDefinition, NotDurable, RunParked, Shutdown
 from holdfast.core.execution.executor import Executor
 from holdfast.core.ports import Checkpointer, ChildOutcome, Leave, NullCheckpointer, Ports, Resumption
 from holdfast.core.run.info import RunInfo
@@ -290,6 +299,92 @@ async def test_a_store_that_does_not_take_the_worker_is_closed_again() -> None:
     assert store.calls == ["open", "close"]
 
 
+class ReopenedStore(MemoryStore):
+    """Records the calls of a worker, and keeps its workers when it is closed, as the store of other processes does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+        #: The methods whose answer is lost, and those that do nothing.
+        self.loses: set[str] = set()
+        self.fails: set[str] = set()
+
+    async def open(self) -> None:
+        self.calls.append("open")
+        await super().open()
+
+    async def close(self) -> None:
+        self.calls.append("close")
+
+    async def register_worker(self, worker: WorkerIdentity) -> None:
+        self.calls.append("register_worker")
+        await super().register_worker(worker)
+        if "register_worker" in self.loses:
+            raise StoreUnavailable("the connection was lost")
+
+    async def deregister_worker(self, worker_id: str) -> None:
+        if "deregister_worker" in self.fails:
+            raise StoreUnavailable("gone")
+        self.calls.append("deregister_worker")
+        await super().deregister_worker(worker_id)
+
+    async def list_ids(self) -> set[str]:
+        return {each.worker.worker_id for each in await self.list_workers()}
+
+
+async def test_a_worker_that_could_not_be_deregistered_is_deregistered_once_by_the_next_open() -> None:
+    store = ReopenedStore()
+    checkpoints = StoreCheckpoints(store)
+    await checkpoints.open(("a",))
+    store.fails.add("deregister_worker")
+    with pytest.raises(StoreUnavailable):
+        await checkpoints.close()
+    store.fails.clear()
+    store.calls.clear()
+    await checkpoints.open(("a",))
+    assert await store.list_ids() == {checkpoints.worker_id}
+    await checkpoints.close()
+    await checkpoints.open(("a",))
+    assert store.calls == [
+        "open", "deregister_worker", "register_worker", "deregister_worker", "close", "open", "register_worker"
+    ]  # fmt: skip
+
+
+async def test_a_registration_that_may_have_succeeded_is_undone_by_the_next_open() -> None:
+    store = ReopenedStore()
+    checkpoints = StoreCheckpoints(store)
+    store.loses.add("register_worker")
+    with pytest.raises(StoreUnavailable):
+        await checkpoints.open()
+    assert len(await store.list_ids()) == 1
+    store.loses.clear()
+    await checkpoints.open()
+    assert await store.list_ids() == {checkpoints.worker_id}
+
+
+async def test_a_worker_that_keeps_its_claims_stays_registered_after_the_next_open() -> None:
+    store = ReopenedStore()
+    checkpoints = StoreCheckpoints(store)
+    await checkpoints.open()
+    first = checkpoints.worker_id
+    await checkpoints.close(keep_claims=True)
+    await checkpoints.open()
+    assert await store.list_ids() == {first, checkpoints.worker_id}
+
+
+async def test_a_store_that_is_open_gets_one_worker_and_none_after_a_close() -> None:
+    store = ReopenedStore()
+    await store.open()
+    checkpoints = StoreCheckpoints(store)
+    assert not checkpoints.is_open
+    await checkpoints.register()
+    await checkpoints.register()
+    assert checkpoints.is_open
+    await checkpoints.close()
+    await checkpoints.register()
+    assert store.calls == ["open", "register_worker", "deregister_worker", "close"]
+
+
 async def test_a_finished_child_is_met_with_its_end_and_an_unknown_one_is_not_met() -> None:
     store = MemoryStore()
     checkpoints = StoreCheckpoints(store)
@@ -387,3 +482,23 @@ async def test_a_child_that_cannot_be_loaded_once_it_is_claimed_is_left_as_it_wa
         await life.checkpoints.attach_child(CHILD, NATIVE_CODEC)
     [record] = await life.list_records()
     assert (record.status, record.reason, record.strikes) == (RunStatus.PARKED, "approval", 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "seen", "text"),
+    [
+        (RunDamaged("child", "a gap"), RunParked, "damaged: a child run cannot be read: run child is damaged"),
+        (RecordDecodeError("no JSON"), RunParked, "damaged: a child run cannot be read: no JSON"),
+        (UnknownVersion("child", 9, 1), MissingDefinition, "a child run cannot be read here: run child has format"),
+        (StoreUnavailable("away"), StoreUnavailable, "away"),
+    ],
+    ids=lambda given: type(given).__name__,
+)
+async def test_the_parent_of_a_child_that_cannot_be_read_learns_why(
+    error: Exception, seen: type[Exception], text: str
+) -> None:
+    life = await _make_host_with_child(RunStatus.INTERRUPTED)
+    life.store.fail("load", error)
+    with pytest.raises(seen, match=text):
+        await life.checkpoints.attach_child(CHILD, NATIVE_CODEC)
+    assert await life.get_statuses() == {"child": RunStatus.INTERRUPTED}

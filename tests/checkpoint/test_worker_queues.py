@@ -1,11 +1,13 @@
 """Processes, queues and slots of workers, as plain functions."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -18,6 +20,7 @@ from holdfast.checkpoint.workers import (
     Slots,
     WorkerHeartbeat,
     WorkerIdentity,
+    _ask_ps,
     backoff,
     choose_fairly,
     count_live_workers,
@@ -42,6 +45,9 @@ def test_a_process_is_itself_and_lives_until_it_has_ended() -> None:
     own = this_process()
     assert (own, own.pid) == (find_process(os.getpid()), os.getpid())
     assert own.host.startswith(socket.gethostname())
+    if sys.platform == "linux":
+        boot, namespace = Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")
+        assert own.host == f"{socket.gethostname()}/{boot}/{namespace}"
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     found = find_process(child.pid)
     assert found is not None
@@ -55,6 +61,18 @@ def test_a_process_is_itself_and_lives_until_it_has_ended() -> None:
     child.communicate()
     assert is_process_alive(found) is False
     assert find_process(child.pid) is None
+
+
+def test_ps_shows_when_a_process_started_and_which_one_is_a_zombie() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    started = _ask_ps(child.pid)
+    assert started is not None
+    assert re.fullmatch(r"\w+ \w+ +\d+ [\d:]+ \d{4}", started), started
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert _ask_ps(child.pid) is None, "a zombie executes nothing"
+    child.communicate()
+    assert _ask_ps(child.pid) is None
 
 
 def test_the_process_itself_lives_whatever_the_system_shows() -> None:

@@ -52,9 +52,13 @@ def _process_start_time(pid: int) -> str | None:
             return None
         state, threads, started = fields[0], int(fields[17]), fields[19]
         return None if state in ("Z", "X") and threads <= 1 else started
-    shown = subprocess.run(
-        ["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False
-    ).stdout.strip()
+    return _ask_ps(pid)
+
+
+def _ask_ps(pid: int) -> str | None:
+    """As `_process_start_time`, on a system without /proc."""
+    command = ["ps", "-o", "stat=,lstart=", "-p", str(pid)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     state, _, started = shown.partition(" ")
     return None if not state or state.startswith("Z") else started.strip()
 
