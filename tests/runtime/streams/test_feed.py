@@ -41,8 +41,13 @@ class Watched:
         #: When the journal was read, in milliseconds.
         self.reads: list[int] = []
         self.error: Exception | None = None
+        #: While it is not set, no record is read alone: a feed does that first.
+        self.may_begin = asyncio.Event()
+        self.may_begin.set()
 
     async def _note(self, method: str) -> None:
+        if method == "get_record":
+            await self.may_begin.wait()
         if method == "load":
             self.reads.append(round(self.clock.monotonic() * 1_000))
             if self.error is not None:
@@ -127,6 +132,41 @@ async def test_watchers_that_begin_together_share_a_read_and_later_ones_read_aga
     assert feed.task.done()
     await watched.changes.close()
     assert watched.clock.waiting == 0
+
+
+async def test_a_watcher_misses_nothing_that_is_recorded_before_its_feed_knows_where_to_begin() -> None:
+    watched = Watched()
+    checkpointer = await watched.begin(local=True)
+    watched.may_begin.clear()
+    seen: list[str] = []
+    task = asyncio.create_task(take(watched.hub.stream("r", None), seen))
+    await watched.clock.advance(MS)
+    await watched.step(checkpointer)
+    watched.may_begin.set()
+    await watched.clock.advance(timedelta(seconds=2))
+    assert seen == ["message", "reply", "step_finished", "status", "step_started"]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await watched.changes.close()
+
+
+async def test_a_draft_that_follows_an_unread_step_makes_the_feed_read_it() -> None:
+    watched = Watched()
+    checkpointer = await watched.begin(local=True)
+    seen: list[str] = []
+    task = asyncio.create_task(take(watched.hub.stream("r", None), seen))
+    await watched.clock.advance(100 * MS)
+    before = len(seen)
+    await watched.step(checkpointer)  # no observer reports the save
+    draft = watched.hub.open_draft("r", checkpointer)
+    assert draft is not None
+    draft.add(text="warm")
+    await watched.clock.advance(25 * MS)
+    assert seen[before:] == ["reply", "step_finished", "step_started", "text_delta"]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await watched.hub.close()
+    await watched.changes.close()
 
 
 async def test_a_store_that_fails_is_waited_for_and_one_that_is_closed_ends_the_streams() -> None:
