@@ -214,14 +214,17 @@ class Records:
     def find_covering(self, mutant: Mutant) -> list[str]:
         """Return the tests that enter the function of the mutant, or any of its module.
 
-        Those of the folder that mirrors the module's come first, then the fastest.
+        Those of the file and of the folder that mirror the module's come first, then the fastest.
         """
         found = self.find_entering(mutant)
         if not found:
             start = f"{mutant.path.name}::"
             found = {name for name, all_ in self._functions.items() if any(each.startswith(start) for each in all_)}
         folder = f"tests/{mutant.path.relative_to(PACKAGE).parent.as_posix()}/"
-        return sorted(found, key=lambda name: (not name.startswith(folder), self.seconds[name]))
+        file = f"{folder}test_{mutant.path.stem}.py::"
+        return sorted(
+            found, key=lambda name: (not name.startswith(file), not name.startswith(folder), self.seconds[name])
+        )
 
     def take_first(self, tests: list[str]) -> list[str]:
         """Return the first of these tests, for `max_seconds` in all."""

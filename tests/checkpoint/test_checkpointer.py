@@ -9,7 +9,7 @@ from tests.probe_store import ProbeStore
 
 from holdfast.checkpoint.codec import Outcome, decode
 from holdfast.checkpoint.errors import ClaimLost, RunExists, StoreFull, StoreUnavailable, TranscriptTooLarge
-from holdfast.checkpoint.journal import Append
+from holdfast.checkpoint.journal import Append, EntryKind
 from holdfast.checkpoint.record import RunStatus
 from holdfast.checkpoint.workers import Claim
 from holdfast.config import Retention
@@ -231,6 +231,26 @@ async def test_concurrent_saves_stay_in_order_when_writes_fail(harness: Checkpoi
 
 
 # -- the claim --------------------------------------------------------------------------------------------------------
+
+
+async def test_an_event_that_is_recorded_during_a_write_is_written_once_by_the_next_save(
+    harness: CheckpointerHarness,
+) -> None:
+    checkpointer = harness.make_checkpointer()
+    await checkpointer.save(harness.state)
+    harness.state.recorded_events.append((0, b'"before"'))
+
+    async def record(method: str) -> None:
+        if method == "append" and len(harness.state.recorded_events) == 1:
+            harness.state.recorded_events.append((0, b'"meanwhile"'))
+
+    harness.store.before = record
+    await checkpointer.save(harness.state)
+    harness.store.before = None
+    await checkpointer.save(harness.state)
+    await checkpointer.save(harness.state)
+    entries = [entry for write in harness.store.writes for entry in write]
+    assert [entry.body for entry in entries if entry.kind is EntryKind.EVENT] == [b'"before"', b'"meanwhile"']
 
 
 async def test_a_handle_that_lost_its_claim_writes_nothing_more(harness: CheckpointerHarness) -> None:

@@ -85,6 +85,16 @@ async def test_expired_runs_are_purged_while_the_app_is_open_and_later_their_pic
         assert await read_verdict(store, "r", PICK) is None
 
 
+async def test_all_expired_runs_are_purged_at_once_however_many_there_are() -> None:
+    clock = ManualClock()
+    settings = CheckpointSettings(retention=Retention(done=timedelta(hours=1)))
+    async with App([AGENT], MemoryStore(clock=clock), clock=clock, checkpoint=settings) as app:
+        for number in range(301):  # a store purges 100 in one call
+            await app.run("a", "go", run_id=f"r{number}")
+        await clock.advance(timedelta(hours=1) + PURGE_INTERVAL + timedelta(seconds=1))
+        assert not (await app.list()).runs
+
+
 async def test_the_janitor_continues_after_an_error_of_the_store_and_asks_a_second_later() -> None:
     clock = ManualClock()
     store = ProbeStore(MemoryStore(clock=clock))

@@ -84,6 +84,31 @@ async def test_a_recovery_claims_no_further_run_once_its_app_shuts_down() -> Non
     assert (await _record(probe.inner, "short")).strikes == 0
 
 
+async def test_a_run_that_is_loaded_while_its_app_shuts_down_is_left_without_a_strike() -> None:
+    probe = ProbeStore(MemoryStore())
+    agent = Agent(name="agent", model=Gated())
+    loads, loading = asyncio.Event(), asyncio.Event()
+
+    async def hold(method: str) -> None:
+        if method == "load" and "claim_next" in probe.calls:
+            loads.set()
+            await loading.wait()
+
+    async with App([agent], probe, worker=WorkerSettings(take_runs=False)) as app:
+        await app.submit(agent, "short", run_id="short")
+        probe.before = hold
+        recovering = asyncio.create_task(app.recover())
+        await loads.wait()
+        closing = asyncio.create_task(app.shutdown())
+        await asyncio.sleep(0)
+        loading.set()
+        report = await recovering
+        await closing
+    assert report.reasons == {"short": "this process is shutting down"}
+    record = await _record(probe.inner, "short")
+    assert (record.status, record.strikes, record.not_before <= record.updated_at) == (RunStatus.INTERRUPTED, 0, True)
+
+
 async def test_a_store_that_closes_before_the_worker_waits_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     agent = Agent(name="agent", model=Gated())
     probe = ProbeStore(MemoryStore())

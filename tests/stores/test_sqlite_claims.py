@@ -158,6 +158,39 @@ async def test_a_look_ends_where_it_began(tmp_path: Path, monkeypatch: pytest.Mo
             assert get_run_ids(await store.claim_next(worker, agents=["agent"], limit=1)) == []
 
 
+async def test_the_rest_of_a_priority_comes_before_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claiming, "_LANES_PER_SCAN", 2)
+    async with opened(tmp_path / "runs.db") as store:
+        await store.set_limit("agent", "limited", 1)
+        for run_id, caller, agent, priority in (
+            ("first", "0", "limited", 1), ("no-slot", "1", "limited", 1), ("second", "2", "free", 1),
+            ("low", "2", "free", 0),
+        ):  # fmt: skip
+            await store.create(make_run(run_id, caller_id=caller, agent_name=agent, priority=priority))
+        worker = await add_worker(store)
+        taken: list[str] = []
+        while some := get_run_ids(await store.claim_next(worker, agents=["free", "limited"], limit=2)):
+            taken += some  # the first two callers have one slot, and a scan has two of the three callers
+        assert taken == ["first", "second", "low"]
+
+
+async def test_runs_of_dead_workers_are_given_once_by_a_scan_that_begins_in_the_middle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claiming, "_LANES_PER_SCAN", 2)
+    async with opened(tmp_path / "runs.db") as store:
+        gone = await add_worker(store)
+        for n in range(4):
+            await create_claimed(store, gone, make_run(f"run-{n}", caller_id=str(n)))
+        await store.deregister_worker(gone)
+        worker = await add_worker(store)
+        first = get_run_ids(await store.claim_next(worker, agents=["agent"], limit=1))
+        rest = get_run_ids(await store.claim_next(worker, agents=["agent"], limit=4))
+        assert (first, sorted(rest)) == (["run-0"], ["run-1", "run-2", "run-3"])
+
+
 async def test_runs_of_several_dead_workers_and_waiting_ones_are_one_queue(tmp_path: Path) -> None:
     async with opened(tmp_path / "runs.db") as store:
         gone = [await add_worker(store) for _ in range(3)]
