@@ -253,6 +253,20 @@ async def test_an_event_that_is_recorded_during_a_write_is_written_once_by_the_n
     assert [entry.body for entry in entries if entry.kind is EntryKind.EVENT] == [b'"before"', b'"meanwhile"']
 
 
+@pytest.mark.parametrize("error", [StoreFull("full"), asyncio.CancelledError()], ids=repr)
+async def test_an_end_that_could_not_be_written_is_written_by_a_later_retry(
+    harness: CheckpointerHarness, error: BaseException
+) -> None:
+    checkpointer = harness.make_checkpointer(retention=Retention())
+    await checkpointer.save(harness.state)
+    harness.store.fail("release", error)
+    with pytest.raises(type(error)):
+        await checkpointer.complete("done", NO_USAGE)
+    assert await harness.list_statuses() == {"r": RunStatus.RUNNING}
+    await checkpointer._claims.retry_pending_releases()
+    assert await harness.list_statuses() == {"r": RunStatus.DONE}
+
+
 async def test_a_handle_that_lost_its_claim_writes_nothing_more(harness: CheckpointerHarness) -> None:
     handle = harness.make_checkpointer()
     await handle.save(harness.state)

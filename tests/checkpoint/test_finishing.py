@@ -76,6 +76,7 @@ def test_a_run_without_a_retention_is_removed_unless_its_parent_may_read_it(
     endings.append(end_failed(RunCancelled("stop"), NO_USAGE, info, kept))
     assert [ending.status for ending in endings] == [RunStatus.DONE, RunStatus.FAILED, RunStatus.CANCELLED]
     assert [(ending.is_removed, ending.retention) for ending in endings] == [(is_removed, retention)] * 3
+    assert {(ending.strikes, ending.delay, ending.wake_at) for ending in endings} == {(0, timedelta(0), None)}
 
 
 def test_the_run_that_has_started_another_is_notified_of_its_end() -> None:

@@ -110,6 +110,17 @@ def test_turns_that_ended_unsaved_come_before_the_newest_one() -> None:
     ]  # fmt: skip
 
 
+def test_without_turns_all_messages_are_of_one() -> None:
+    state = RunState()
+    state.history.extend([User("one"), User("two")])
+    journal = Journal(state)
+    journal.save()
+    reader = JournalReader("r", NATIVE_CODEC)
+    for entry in journal.entries:
+        reader.read(entry)
+    assert (reader.turn_start, reader.turn_messages) == (0, [User("one"), User("two")])
+
+
 def test_a_reader_finds_the_turn_in_progress() -> None:
     state = RunState(turn=make_turn(1))
     state.history.append(User("hello"))
@@ -206,6 +217,16 @@ def test_results_and_messages_of_one_save_keep_their_order() -> None:
     state.finish_step()
     state.history.append(User("next"))
     assert journal.save() == [EntryKind.ADOPT, STEP, MESSAGE]
+
+
+def test_a_saved_result_that_enters_the_history_before_its_step_ends_is_adopted() -> None:
+    result = ToolResult(call_id="1", tool="t", content=1)
+    state = RunState(results={"1": result})
+    journal = Journal(state)
+    journal.save()
+    state.results.clear()
+    state.history.append(result)
+    assert journal.save() == [EntryKind.ADOPT]
 
 
 @pytest.mark.parametrize(("over", "conversation", "is_kept"), [
