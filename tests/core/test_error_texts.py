@@ -15,9 +15,9 @@ from holdfast.core.run.turns import ConversationIdle, Totals
 MAIL = Mail(mail_id="m", topic="message", body=b"{}")
 
 
-@pytest.mark.parametrize(
-    ("error", "text", "data"),
-    [
+def make_cases() -> list[tuple[Exception, str, dict[str, Any]]]:
+    """Return errors with their text and data. A test makes its own, so that a fault in their code is its failure."""
+    return [
         (
             errors.RunAlreadyRunning("r"),
             "run r is already executing in this process: wait for it, or choose another id",
@@ -87,7 +87,9 @@ MAIL = Mail(mail_id="m", topic="message", body=b"{}")
             ConversationIdle("r"),
             "run r waits for the next message",
             {
-                "run_id": "r", "wake_at": None, "wake_on": ("turn", "turn:interrupt", "message", "turn:close"),
+                "run_id": "r",
+                "wake_at": None,
+                "wake_on": ("turn", "turn:interrupt", "message", "turn:close"),
                 "only_for_time": False,
             },
         ),
@@ -187,10 +189,14 @@ MAIL = Mail(mail_id="m", topic="message", body=b"{}")
             "parked, size: run r: its transcript of 20 bytes exceeds 10: compact it or raise max_transcript_bytes",
             {"run_id": "r", "size": 20, "cap": 10, "reason": "size"},
         ),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
-)  # fmt: skip
-def test_an_error_says_what_happened(error: Exception, text: str, data: dict[str, Any]) -> None:
+    ]
+
+
+@pytest.mark.parametrize(
+    "index", [pytest.param(index, id=type(error).__name__) for index, (error, _, _) in enumerate(make_cases())]
+)
+def test_an_error_says_what_happened(index: int) -> None:
+    error, text, data = make_cases()[index]
     assert str(error) == text
     assert {name: getattr(error, name) for name in data} == data
 
