@@ -387,6 +387,19 @@ async def test_a_run_that_is_resumed_by_hand_is_not_ended_by_an_earlier_cancel(s
         assert (await get_record(store, "r")).status is RunStatus.DONE
 
 
+async def test_a_caller_of_a_run_that_was_asked_to_cancel_does_not_revoke_that() -> None:
+    model = ScriptedModel("done")
+    store = MemoryStore()
+    async with App([Agent(name="a", model=model)], store, worker=False) as app:
+        await app.submit("a", "go", run_id="r")
+        await leave(store, "r", Release(status=RunStatus.INTERRUPTED))
+        await store.request_cancel("r")
+        with pytest.raises(RunCancelled):
+            await app.run("a", "go", run_id="r")
+        assert (await get_record(store, "r")).status is RunStatus.CANCELLED
+    assert model.requests == []
+
+
 async def test_a_run_is_requeued_only_if_it_has_stopped() -> None:
     gate, store = Gate(), MemoryStore()
     asks = Agent(

@@ -69,3 +69,16 @@ async def test_a_wait_for_a_change_ends_with_the_clock(store: MemoryStore, clock
     await clock.advance(timedelta(minutes=1))
     assert await waiting is False
     assert clock.waiting == 0
+
+
+async def test_a_request_for_drafts_ends_when_its_time_has_passed(store: MemoryStore, clock: ManualClock) -> None:
+    worker = await add_worker(store)
+    await create_claimed(store, worker)
+    await store.read_draft("run-1", keep_for=timedelta(seconds=30))
+    await store.read_draft("run-1", keep_for=timedelta(seconds=10))
+    await clock.advance(timedelta(seconds=29))
+    assert (await store.pending(worker)).drafts == ("run-1",), "the longest request counts"
+    await clock.advance(timedelta(seconds=1))
+    assert (await store.pending(worker)).drafts == ()
+    await store.read_draft("run-1", keep_for=timedelta(seconds=10))
+    assert (await store.pending(worker)).drafts == ("run-1",)
