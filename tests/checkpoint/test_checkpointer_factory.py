@@ -376,10 +376,10 @@ async def test_a_store_that_is_open_gets_one_worker_and_none_after_a_close() -> 
     store = ReopenedStore()
     await store.open()
     checkpoints = StoreCheckpoints(store)
-    assert not checkpoints.is_open
+    seen = [checkpoints.is_open]
     await checkpoints.register()
     await checkpoints.register()
-    assert checkpoints.is_open
+    assert [*seen, checkpoints.is_open] == [False, True]
     await checkpoints.close()
     await checkpoints.register()
     assert store.calls == ["open", "register_worker", "deregister_worker", "close"]

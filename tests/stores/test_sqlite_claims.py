@@ -382,7 +382,9 @@ async def test_the_heart_beats_while_the_event_loop_is_blocked(tmp_path: Path) -
         assert len(beats) == 4
 
 
-async def test_a_deregistered_worker_has_no_heartbeat_any_more(tmp_path: Path) -> None:
+async def test_a_deregistered_worker_has_no_heartbeat_any_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "runs.db"
     async with opened(path, dead_after=timedelta(milliseconds=5)) as store:
         for _ in range(50):
@@ -399,6 +401,7 @@ async def test_a_deregistered_worker_has_no_heartbeat_any_more(tmp_path: Path) -
                 await store.wait_for_change(timedelta(milliseconds=10))
         assert connection.execute("SELECT worker_id FROM workers").fetchall() == [(stays.worker_id,)]
         connection.close()
+    assert "deregistered worker" not in caplog.text, "that is for those that another process has deregistered"
 
 
 async def test_the_rows_of_dead_workers_do_not_add_up(tmp_path: Path) -> None:

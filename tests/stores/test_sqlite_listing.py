@@ -131,8 +131,12 @@ async def test_the_labels_and_the_mail_of_a_run_go_with_it(tmp_path: Path) -> No
         connection.close()
 
 
+_TEXT_COLUMNS = ("reason", "agent_name", "caller_id", "concurrency_key", "tenant", "owner", "labels", "wake_on")
+
+
 @pytest.mark.parametrize(
-    "damage", ["labels = '{'", "wake_on = '[1'", "reason = CAST(X'FF61' AS TEXT)", "agent_name = CAST(X'FF61' AS TEXT)"]
+    "damage",
+    ["labels = '{'", "wake_on = '[1'", *(f"{column} = CAST(X'FF61' AS TEXT)" for column in _TEXT_COLUMNS)],
 )
 async def test_a_damaged_row_is_shown_in_its_page_and_affects_no_other(tmp_path: Path, damage: str) -> None:
     async with opened(tmp_path / "runs.db") as store:

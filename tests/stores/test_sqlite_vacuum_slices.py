@@ -184,6 +184,19 @@ def test_what_another_process_prevents_is_retried_after_the_next_commit(bench: B
     assert bench.sweep() == 64
 
 
+def test_an_error_is_logged_and_stops_the_vacuum_until_the_next_commit(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.add_garbage(1, 1, 1024)
+    bench.connection.execute("ALTER TABLE garbage RENAME TO elsewhere")
+    assert [bench.sweep(), bench.sweep()] == [0, 0]
+    assert caplog.text.count(f"could not vacuum {bench.path}") == 1
+    assert bench.vacuum.idle_timeout() is None
+    bench.connection.execute("ALTER TABLE elsewhere RENAME TO garbage")
+    bench.vacuum.on_commit()
+    assert bench.sweep() == 1
+
+
 def test_the_rest_is_done_at_close_within_a_second(bench: Bench) -> None:
     bench.add_garbage(2, 100, 1024)
     bench.sweep()
