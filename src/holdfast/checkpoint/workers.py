@@ -41,8 +41,7 @@ def _host_id() -> str:
 def _process_start_time(pid: int) -> str | None:
     """Return the start time of a live process; `None` if there is none, or if it is a zombie.
 
-    A killed process whose main thread has ended, and whose other threads are ending, is shown as a zombie too. It is
-    not one: it still holds its files and locks.
+    A killed process whose other threads are still ending is shown as a zombie too, but holds its files and locks.
     """
     if Path("/proc/self/stat").exists():
         try:
@@ -57,9 +56,8 @@ def _process_start_time(pid: int) -> str | None:
 
 def _ask_ps(pid: int) -> str | None:
     """As `_process_start_time`, on a system without /proc."""
-    command = ["ps", "-o", "stat=,lstart=", "-p", str(pid)]
-    shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    state, _, started = shown.partition(" ")
+    shown = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    state, _, started = shown.stdout.strip().partition(" ")
     return None if not state or state.startswith("Z") else started.strip()
 
 
@@ -86,9 +84,7 @@ class Processes:
         """Whether the process runs (a stopped one does); `None` if that cannot be known from this host."""
         if process.host != _host_id():
             return None
-        if process == self.identify_own():
-            return True
-        return _process_start_time(process.pid) == process.started
+        return process == self.identify_own() or _process_start_time(process.pid) == process.started
 
 
 _SYSTEM_PROCESSES = Processes()
