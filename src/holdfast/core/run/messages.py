@@ -115,6 +115,9 @@ class ToolResult(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field=
     content: Any = None
     #: The call failed, or was refused; `content` says why.
     error: bool = False
+    #: holdfast itself has computed the content in a workflow: a time, a run id, the winner of a race, the form of an
+    #: error. Redaction changes only the texts of an error in it.
+    computed: bool = False
 
 
 Message = System | User | Reply | ToolResult

@@ -121,6 +121,7 @@ class _StartStep(StepCall):
     __slots__ = ()
 
     starts_run = True
+    is_computed = True
 
     def __init__(
         self,
@@ -226,6 +227,7 @@ class _StatusStep(_HandleStep):
     __slots__ = ()
 
     verb = "status of"
+    is_computed = True
 
     @staticmethod
     async def operate(started: StartedRuns, run: StartedRun[Any], argument: Any, call: ToolContext) -> Any:

@@ -103,7 +103,8 @@ class Saga:
         self._tokens: tuple[Token[Any], Token[Any]] | None = None
 
     def _get_error(self) -> Any:
-        return msgspec.to_builtins(self._error)
+        error, redact = self._error, self._run.attempt.services.redact
+        return msgspec.to_builtins(error if error is None or redact is None else error.redact(redact))
 
     async def __aenter__(self) -> Self:
         recorded = self._run.find(self._step)

@@ -32,6 +32,8 @@ class StepCall(CallRequest):
     is_cleanup = False
     #: It starts a run. With changed arguments it would start another.
     starts_run = False
+    #: holdfast itself computes its value, which is not redacted.
+    is_computed = False
 
     def __init__(
         self,
@@ -97,10 +99,10 @@ class StepCall(CallRequest):
             PayloadError: the value has no JSON form, or does not fit the annotation of the function.
         """
         content = to_json_value(value, f"the result of {self.tool}")
-        if (redact := self.attempt.services.redact) is not None:
-            content = redact(content)
+        if not self.is_computed:
+            content = self.attempt.services.redact_value(content)
         self.load_value(content)
-        return ToolResult(call_id=self.call_id, tool=self.tool, content=content)
+        return ToolResult(call_id=self.call_id, tool=self.tool, content=content, computed=self.is_computed)
 
     def load_value(self, content: Any) -> Any:
         """Return the value of the step from its stored form."""
@@ -116,8 +118,10 @@ class StepCall(CallRequest):
         return self.load_value(result.content)
 
     def _make_error_result(self, error: StepError) -> ToolResult:
-        content = self.attempt.services.redact_value(msgspec.to_builtins(error))
-        return ToolResult(call_id=self.call_id, tool=self.tool, content=content, error=True)
+        if (redact := self.attempt.services.redact) is not None:
+            error = error.redact(redact)
+        content = msgspec.to_builtins(error)
+        return ToolResult(call_id=self.call_id, tool=self.tool, content=content, error=True, computed=True)
 
     def _make_own_error(self, kind: StepErrorKind, type_name: str, text: str) -> ToolResult:
         return self._make_error_result(StepError(type_name=type_name, message=text, kind=kind))
@@ -227,6 +231,8 @@ class ValueStep(StepCall):
     """A value that the workflow makes itself, such as the current time: recorded, so that it stays the same."""
 
     __slots__ = ("_make",)
+
+    is_computed = True
 
     def __init__(
         self, attempt: Attempt, tool: str, make: Callable[[], Any], arguments: Any = None, key: str | None = None

@@ -7,6 +7,7 @@ import msgspec
 
 from holdfast.core.errors import DefinitionError, PayloadError, RunError, format_error
 from holdfast.core.json_value import to_json_value
+from holdfast.core.redaction import Redact
 
 
 class StepFailed(RunError):
@@ -112,6 +113,11 @@ class StepError(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             return msgspec.convert(content, cls)
         except msgspec.ValidationError:
             return cls(type_name="Error", message=str(content))
+
+    def redact(self, redact: Redact) -> "StepError":
+        """Return the error without what `redact` removes. Its class and its kind stay: they decide what is raised."""
+        message, args, data = redact(self.message), redact(self.args), redact(self.data)
+        return msgspec.structs.replace(self, message=message, args=args, data=data)
 
     def to_exception(self, tool: str, known: Sequence[type[Exception]]) -> Exception:
         """Return the exception that the workflow gets."""
