@@ -16,6 +16,7 @@ from holdfast import (
     Reply,
     Retry,
     RunWaiting,
+    ToolResult,
     Usage,
     current_call,
     tool,
@@ -230,3 +231,32 @@ async def test_a_name_of_a_redactor_that_is_also_a_field_of_holdfast_leaves_runs
         run = await app.get("chat:agent:k")
         assert (run.steps, run.usage.input_tokens) == (3, 7)
     assert b"sk-" not in (tmp_path / "runs.db").read_bytes()
+
+
+async def test_no_key_of_user_data_is_stored_with_a_secret_and_calls_find_their_results(tmp_path: Path) -> None:
+    @tool
+    async def look(where: dict[str, str]) -> dict[str, str]:
+        return {"sk-11": "found", "sk-12": "too"}
+
+    model = ScriptedModel(
+        tool_reply(call("call-sk-1", "look", where={"sk-13": "x"})),
+        tool_reply(call("2", "wait_for", name="go")),
+        "done",
+    )
+    agent = Agent(name="agent", model=model, tools=[look, wait_for])
+    async with an_app(tmp_path, agent) as app:
+        with pytest.raises(RunWaiting):
+            await app.run(
+                "agent", [{"sk-14": "part"}], run_id="r", inputs={"sk-15": 1}, labels={"sk-16": "x", "b": "y"}
+            )
+    async with an_app(tmp_path, agent) as app:
+        assert [run.run_id for run in (await app.list(labels={"[redacted]": "x", "b": "y"})).runs] == ["r"]
+        await app.signal("r", "go", {"sk-17": {"sk-18": 1}})
+        assert (await app.resume("r")).output == "done"
+        assert app.store is not None
+        stored = await app.store.load("r")
+    everything = b"".join([stored.record.progress, stored.record.info, *(entry.body for entry in stored.entries)])
+    assert b"sk-" not in everything.replace(b"call-sk-1", b"")
+    result = next(message for message in model.requests[-1] if isinstance(message, ToolResult))
+    assert result.content == {"[redacted]": "found", "[redacted b]": "too"}
+    assert b"sk-" not in (tmp_path / "runs.db").read_bytes().replace(b"call-sk-1", b"")

@@ -52,7 +52,7 @@ _MESSAGE_FIELDS = frozenset(
     }
 )
 #: Fields that hold user data: nothing below them is a field of holdfast.
-_DATA_FIELDS = frozenset({"arguments", "args", "content", "value", "metadata", "output", "traces"})
+_DATA_FIELDS = frozenset({"arguments", "args", "content", "value", "metadata", "output", "traces", "asked"})
 #: The same of the calls and results of `background_tools`, by which a model finds its tasks again.
 _TASK_TOOLS = frozenset({"start_task", "list_tasks", "message_task", "wait_for_tasks", "cancel_task"})
 _TASK_FIELDS = frozenset({"task_id", "task_ids", "agent", "status"})
@@ -162,7 +162,10 @@ class RedactingStore(StoreWrapper):
 
     def _redact_info(self, info: dict[str, Any]) -> dict[str, Any]:
         given = {name: info[name] for name in _REDACTED_FIELDS if name in info}
-        return {**info, **self._restore(given, self._redact(given), frozenset())}
+        found = zip(given.items(), self._redact(given).values(), strict=True)
+        # A redactor may replace a whole field by its name: only the texts and keys below it are redacted.
+        kept = {name: value if type(value) is type(data) else self._redact(data) for (name, data), value in found}
+        return {**info, **kept}
 
     def _redact_draft(self, body: bytes) -> bytes:
         """Redact a draft. Its last words may be the beginning of a secret: they are left out until a space follows."""
@@ -208,6 +211,17 @@ class RedactingStore(StoreWrapper):
             return content
         return msgspec.to_builtins(msgspec.convert(content, StepError).redact(self._redact))
 
+    def _redact_json(self, text: str, redacted: str) -> str:
+        """Redact arguments in the JSON of a model, so that keys and names in it are seen."""
+        try:
+            arguments = msgspec.json.decode(text)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            return redacted
+        if not isinstance(arguments, dict | list):
+            return redacted
+        found = self._redact(arguments)
+        return text if found == arguments else msgspec.json.encode(found).decode()
+
     def _restore(self, data: Any, redacted: Any, fields: Set[str]) -> Any:
         """Return the redacted data with the system `fields`, the structure and the numbers of the original."""
         if not isinstance(data, str) and type(redacted) is not type(data):
@@ -230,6 +244,8 @@ class RedactingStore(StoreWrapper):
             return self._restore(data, redacted, {"id", "name", "effect"})
         if name == "message" and isinstance(data, dict):  # the recorded result of a call
             return self._restore_message(data, redacted)
+        if name in ("arguments", "args") and isinstance(data, str):
+            return self._redact_json(data, redacted)
         if name == "output" and _is_graph_output(data):
             return self._restore(data, redacted, {"type", "body"})
         return redacted if name in _DATA_FIELDS else self._restore(data, redacted, fields)
