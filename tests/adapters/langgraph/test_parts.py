@@ -35,11 +35,12 @@ from holdfast.adapters.langgraph.graph_stream import parse_streams, to_plain_dat
 from holdfast.adapters.langgraph.interrupts import _read_request
 from holdfast.adapters.langgraph.run_saver import CountedReplies, _make_key
 from holdfast.config import CheckpointSettings
-from holdfast.core.errors import PayloadError, SaveFailed
+from holdfast.core.errors import PayloadError, SaveFailed, ShuttingDown
 from holdfast.core.execution.native_loop import get_loop
 from holdfast.core.loop import PendingCall
 from holdfast.core.ports import RatePermit
 from holdfast.core.run.info import RunInfo
+from holdfast.core.run.status import RunStatus
 from holdfast.events import Event, ReasoningDelta, TextDelta
 from holdfast.stores.memory import MemoryStore
 
@@ -431,3 +432,35 @@ async def test_a_failed_model_call_of_a_node_pauses_its_provider() -> None:
         await app.recover()
     assert (limiter.asked, limiter.settled) == (["m1"], [])
     assert limiter.paused == [timedelta(seconds=7)]
+
+
+@pytest.mark.parametrize("is_sync", [False, True])
+async def test_an_error_while_a_node_waits_for_its_permit_reaches_the_run(is_sync: bool) -> None:
+    called: list[str] = []
+
+    class Counted(GenericFakeChatModel):
+        def _generate(self, *args: Any, **kwargs: Any) -> ChatResult:
+            called.append("model")
+            return super()._generate(*args, **kwargs)
+
+    class Broken(Limiter):
+        async def acquire(self, info: RunInfo, model: str, tokens: int) -> RatePermit | datetime | None:
+            self.asked.append(model)
+            if len(self.asked) == 1:
+                raise ShuttingDown("the limits cannot be read")
+            return await super().acquire(info, model, tokens)
+
+    async def think(state: Visits) -> Visits:
+        return {"places": [str((await Counted(messages=iter([AIMessage("one")])).ainvoke("?")).text)]}
+
+    def think_sync(state: Visits) -> Visits:
+        return {"places": [str(Counted(messages=iter([AIMessage("one")])).invoke("?").text)]}
+
+    agent = durable(build_line(think_sync if is_sync else think).compile(name="thinker"))
+    async with App([agent], "memory:", rate_limits=Broken(), worker=False) as app:
+        with pytest.raises(ShuttingDown, match="the limits cannot be read"):
+            await app.run(agent, "", inputs={}, run_id="r")
+        assert called == []
+        assert (await app.get("r")).status is RunStatus.INTERRUPTED
+        assert (await app.resume("r")).output == {"places": ["one"]}
+    assert called == ["model"]
