@@ -74,3 +74,21 @@ def test_a_file_without_prompts_is_refused(shell: Shell) -> None:
     (shell.folder / "prompts.csv").write_text("question\nwhy\n")
     done = shell.run(*MAP)
     assert (done.returncode, done.stderr) == (2, "holdfast: prompts.csv has no column prompt: it has question\n")
+
+
+def test_no_cell_is_a_formula_of_a_spreadsheet(shell: Shell) -> None:
+    formulas = ["=1+1", "+SUM(A1)", "-2+3", "@SUM(A1)", "\tx", "\rx"]
+    numbers = ["-5", "+1.5", "-.5e3", "7"]
+    with (shell.folder / "prompts.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["=name", "prompt"])
+        writer.writerows([cell, "note"] for cell in [*formulas, *numbers])
+        writer.writerow(["last", "=note"])
+    shell.ok(*MAP, "--id", "b1")
+    with (shell.folder / "out.csv").open(newline="") as written:
+        rows = list(csv.DictReader(written))
+    assert [row["'=name"] for row in rows] == [*(f"'{cell}" for cell in formulas), *numbers, "last"]
+    shown = read_csv(shell.ok("results", "--label", "batch=b1"))
+    assert [row["prompt"] for row in shown if row["prompt"] != "note"] == ["'=note"]
+    listed = json.loads(shell.ok("results", "--label", "batch=b1", "--json"))
+    assert [row["prompt"] for row in listed if row["prompt"] != "note"] == ["=note"]

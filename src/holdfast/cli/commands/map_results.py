@@ -2,6 +2,7 @@
 
 import asyncio
 import csv
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -44,6 +45,10 @@ from holdfast.runtime.run_map import BATCH_LABEL, BatchItem
 
 _COLUMNS = ("run_id", "status", "output", "error", "cost_usd")
 _PAGE_SIZE = 200
+
+#: Spreadsheets execute a cell that begins with one of these, unless it is a number.
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 
 class BatchProgress:
@@ -153,7 +158,7 @@ async def _map(
     """Return whether the batch ended."""
     more = [column for column in rows[0] if column not in _COLUMNS]
     writer = csv.writer(file)
-    writer.writerow([*more, *_COLUMNS])
+    writer.writerow([_neutralise(cell) for cell in (*more, *_COLUMNS)])
     progress.earlier = await app.count(labels={BATCH_LABEL: batch_id}, status=("done", "failed"))
     prompts = [row["prompt"] for row in rows]
     items = app.map(agent, prompts, id=batch_id, concurrency=concurrency, ordered=False, **options)
@@ -165,7 +170,7 @@ async def _map(
             progress.add(item)
             lines[item.index] = [*(rows[item.index][column] for column in more), *_format_item(item)]
             while written in lines:  # in the order of the rows
-                writer.writerow(lines.pop(written))
+                writer.writerow([_neutralise(cell) for cell in lines.pop(written)])
                 written += 1
             file.flush()
     except RunInterrupted:
@@ -174,6 +179,12 @@ async def _map(
         refreshing.cancel()
         await items.aclose()
     return True
+
+
+def _neutralise(cell: Any) -> Any:
+    """Return a cell that no spreadsheet executes: an apostrophe goes before a text that begins as a formula does."""
+    is_formula = isinstance(cell, str) and cell.startswith(_FORMULA_STARTS) and not _NUMBER.fullmatch(cell)
+    return f"'{cell}" if is_formula else cell
 
 
 def _format_item(item: BatchItem[Any]) -> list[Any]:
@@ -227,7 +238,7 @@ def results(
     for row in found:
         output = "" if row["output"] is None else format_value(row["output"])
         shown = row | {"output": output, "cost_usd": row["cost_usd"] or ""}
-        writer.writerow({name: clean(str(value)) for name, value in shown.items()})
+        writer.writerow({name: _neutralise(clean(str(value))) for name, value in shown.items()})
 
 
 async def _read_results(store: str, query: RunQuery) -> list[dict[str, Any]]:
