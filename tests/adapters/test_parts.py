@@ -332,6 +332,13 @@ def test_an_output_of_a_type_that_a_deploy_removed_is_plain_data() -> None:
     assert codec.load({"type": "Trip", "value": {"city": "Lyon"}}) == {"city": "Lyon"}
 
 
+def nest(depth: int) -> Any:
+    value: Any = "deep"
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 # -- arguments and policies -----------------------------------------------------------------------------------------
 
 
@@ -339,8 +346,11 @@ def test_an_output_of_a_type_that_a_deploy_removed_is_plain_data() -> None:
     ("arguments", "unreadable"),
     [
         ({"a": 1}, False), ({"a": math.nan}, True), ({"a": math.inf}, True), ({"a": "\ud83d"}, True), (None, False),
+        (nest(490), False), (nest(501), True), (nest(5000), True), ("[" * 5000, True), ("[" * 501 + "]" * 501, True),
+        ("[" * 490 + "]" * 490, False), ("[NaN," + "[" * 100_000, True),
         ("", False), ('{"a": 1}', False), ('{"a": NaN}', True), ("{no json", False), ('{"a": "\ud83d"', True),
     ],
+    ids=range(17),
 )  # fmt: skip
 def test_arguments_that_no_store_can_keep_are_recognised(arguments: Any, unreadable: bool) -> None:
     assert is_unreadable(arguments) is unreadable

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic_ai import Agent, DeferredToolRequests, ModelRetry, RunContext, ToolOutput, ToolReturn, UsageLimits
 from pydantic_ai.capabilities import ProcessHistory
 from pydantic_ai.exceptions import UsageLimitExceeded
-from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart, UserPromptPart
 from pydantic_ai.models.test import TestModel
 from pydantic_ai.toolsets import FunctionToolset, WrapperToolset
 from pydantic_ai.usage import RequestUsage
@@ -412,3 +412,20 @@ async def test_a_tool_cancels_the_run() -> None:
             await app.run("stopping", "go", run_id="r")
         assert (await app.get("r")).status == "cancelled"
     assert len(script.asked) == 1
+
+
+@pytest.mark.parametrize("arguments", ["[" * 5000, '{"city": ' + "[" * 501 + "]" * 501 + "}"], ids=range(2))
+async def test_arguments_that_are_nested_too_deeply_are_reported_to_the_model(arguments: Any) -> None:
+    called: list[Any] = []
+    script = ScriptedModel([ToolCallPart("look", arguments, "c1")], "done")
+    agent = Agent(script.model, name="deep")
+
+    @agent.tool_plain
+    def look(city: Any) -> str:
+        called.append(city)
+        return "warm"
+
+    async with App([durable(agent, tools={"look": ToolPolicy(approval=True)})], "memory:") as app:
+        assert (await app.run("deep", "go")).output == "done"
+    assert "500 levels of nesting are the limit" in str(get_texts(script.asked[-1])[-1])
+    assert called == []

@@ -160,7 +160,10 @@ async def test_hooks_see_the_agents_and_tools_of_their_author_and_may_replace_to
     assert all(one is other for one, other in zip(seen, expected, strict=True)), seen
 
 
-@pytest.mark.parametrize("value", ["NaN", '"half \\ud83d"', '"half \ud83d"'])
+NESTED = ["[" * 5000, "[" * 5000 + "]" * 5000, "[" * 501 + "]" * 501]
+
+
+@pytest.mark.parametrize("value", ["NaN", '"half \\ud83d"', '"half \ud83d"', *NESTED], ids=range(6))
 async def test_arguments_that_no_store_can_keep_are_reported_to_the_model(value: str) -> None:
     called: list[Any] = []
 

@@ -18,7 +18,19 @@ async def note(text: Any) -> str:
     raise AssertionError("called with arguments that cannot be stored")
 
 
-@pytest.mark.parametrize("arguments", [{"text": math.nan}, {"text": HALF}, {HALF: 1}, math.inf, b"raw"])
+def nest(depth: int) -> Any:
+    value: Any = "deep"
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+NESTED = [{"text": nest(501)}, {"text": nest(5000)}]
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"text": math.nan}, {"text": HALF}, {HALF: 1}, math.inf, b"raw", *NESTED], ids=range(7)
+)
 async def test_arguments_that_cannot_be_stored_are_reported_to_the_model(store_url: str, arguments: Any) -> None:
     model = ScriptedModel(Reply(tool_calls=[ToolCall(id="1", name="note", arguments=arguments)]), "sorry")
     async with App([Agent(name="a", model=model, tools=[note])], store_url) as app:

@@ -25,7 +25,7 @@ from pydantic_ai.messages import (
 from pydantic_ai.output import NativeOutput, PromptedOutput, TextOutput, ToolOutput
 from pydantic_core import PydanticSerializationError
 
-from holdfast.adapters.call_arguments import UNREADABLE_REASON, is_unreadable
+from holdfast.adapters.call_arguments import is_unreadable, show_unreadable
 from holdfast.adapters.output_codec import OutputCodec
 from holdfast.core.errors import DefinitionError, PayloadError
 from holdfast.core.run.messages import replace_half_pairs
@@ -80,7 +80,7 @@ def replace_unstorable(reply: ModelResponse) -> None:
         if isinstance(part, TextPart | ThinkingPart):
             part.content = replace_half_pairs(part.content)
         elif isinstance(part, ToolCallPart) and is_unreadable(part.args):
-            part.args = f"{UNREADABLE_REASON}: {part.args!a}"
+            part.args = show_unreadable(part.args)
 
 
 def _mark_bytes(message: ModelRequest) -> ModelRequest:
