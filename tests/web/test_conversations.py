@@ -11,7 +11,7 @@ from holdfast import Agent, App, RunWaiting
 from holdfast.checkpoint.errors import RunNotFound, TurnConflict
 from holdfast.client import AsyncClient, Client
 from holdfast.core.run.run_events import TurnFinished
-from holdfast.runtime.operations.conversations import make_conversation_id
+from holdfast.core.run.turns import make_conversation_id
 from holdfast.runtime.operations.mailing import MAX_MAIL_BYTES
 from holdfast.stores.memory import MemoryStore
 from holdfast.web.api import make_api

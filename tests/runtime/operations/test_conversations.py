@@ -29,7 +29,14 @@ from holdfast import (
     tool,
 )
 from holdfast.checkpoint.codec import decode
-from holdfast.checkpoint.errors import CheckpointError, RunConflict, RunNotFound, StoreUnavailable, TurnConflict
+from holdfast.checkpoint.errors import (
+    CheckpointError,
+    RunConflict,
+    RunNotFound,
+    StoreUnavailable,
+    TurnConflict,
+    TurnNotFound,
+)
 from holdfast.checkpoint.journal import EntryKind
 from holdfast.checkpoint.progress import Progress
 from holdfast.checkpoint.record import Mail, Release, RunStatus
@@ -608,6 +615,29 @@ async def test_an_erased_conversation_is_gone_and_its_key_free(store_url: str) -
         assert await chat.history() == []
         model.opened.put_nowait(None)
         assert (await chat.send("another", id="m1")).output == "1 another"
+
+
+async def test_a_sender_is_told_that_its_conversation_was_erased_although_another_one_has_begun() -> None:
+    agents, inner = {"a": Agent(name="a", model=Echo())}, MemoryStore()
+    store = ProbeStore(inner)
+    asks_again, begun_again = asyncio.Event(), asyncio.Event()
+
+    async def hold(method: str) -> None:
+        if method == "get_record" and "post" in store.calls:
+            asks_again.set()
+            await begun_again.wait()
+
+    store.before = hold
+    async with RunClient.open(inner, agents) as other, RunClient.open(store, agents) as sender:
+        send = asyncio.create_task(sender.conversation("a", "k").send("one", id="m1"))
+        await asks_again.wait()
+        chat = other.conversation("a", "k")
+        await chat.erase()
+        await chat.post("another", id="m2")
+        begun_again.set()
+        async with asyncio.timeout(60):
+            with pytest.raises(TurnNotFound):
+                await send
 
 
 # -- forks ------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Turns of a conversation: the mail that begins one, its beginning and its end as a journal keeps them."""
 
 import hashlib
+import re
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,6 +32,22 @@ IDLE_TOPICS = (*INPUT_TOPICS, CLOSE_TOPIC)
 PROMPT_LENGTH = 200
 
 TurnStatus = Literal["done", "failed", "interrupted"]
+
+
+_SAFE = re.compile(r"[A-Za-z0-9._-]{1,80}")
+
+
+def make_conversation_id(agent_name: str, key: str) -> str:
+    """Return the run id of the conversation with this key. No two conversations share one.
+
+    Names and keys of letters, digits, `.`, `_` and `-` are readable in it. Others are shortened, and a digest tells
+    them apart.
+    """
+    if _SAFE.fullmatch(agent_name) and _SAFE.fullmatch(key):
+        return f"chat:{agent_name}:{key}"
+    digest = hashlib.sha256(msgspec.json.encode([agent_name, key])).hexdigest()[:32]
+    short_name, short_key = (re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:40] for text in (agent_name, key))
+    return f"chat:{short_name}:{short_key}:{digest}"
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -1,7 +1,5 @@
 """Conversations: sends messages, waits for their turns, reads their history."""
 
-import hashlib
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -43,6 +41,7 @@ from holdfast.core.run.turns import (
     TurnInput,
     TurnMessage,
     TurnStatus,
+    make_conversation_id,
     make_digest,
 )
 from holdfast.core.run.waiting import BudgetExhausted
@@ -150,21 +149,6 @@ _TOPICS = {"queue": TURN_TOPIC, "steer": MESSAGE_TOPIC, "interrupt": INTERRUPT_T
 #: Every conversation has this label, so that listings find them.
 CONVERSATION_LABEL = {"holdfast.type": "conversation"}
 
-_SAFE = re.compile(r"[A-Za-z0-9._-]{1,80}")
-
-
-def make_conversation_id(agent_name: str, key: str) -> str:
-    """Return the run id of the conversation with this key. No two conversations share one.
-
-    Names and keys of letters, digits, `.`, `_` and `-` are readable in it. Others are shortened, and a digest tells
-    them apart.
-    """
-    if _SAFE.fullmatch(agent_name) and _SAFE.fullmatch(key):
-        return f"chat:{agent_name}:{key}"
-    digest = hashlib.sha256(msgspec.json.encode([agent_name, key])).hexdigest()[:32]
-    short_name, short_key = (re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:40] for text in (agent_name, key))
-    return f"chat:{short_name}:{short_key}:{digest}"
-
 
 class Conversation(Generic[OutputT]):
     """One conversation. Made by `RunClient.conversation`; any number of processes may have one with the same key."""
@@ -222,14 +206,13 @@ class Conversation(Generic[OutputT]):
             ConversationBusy: `when="reject"`, and a turn is in progress or queued.
             ConversationClosed: it has ended.
             TurnConflict: the `id` was used for another message.
+            RunNotFound, TurnNotFound: the conversation was erased meanwhile.
         """
-        turn_id, turns_before = await self._post(content, id, when)
-        return await self._wait(turn_id, turns_before)
+        return await self._wait(*await self._post(content, id, when))
 
     async def post(self, content: Prompt, *, id: str | None = None, when: When = "queue") -> str:
         """Send a message, and return its id. Durable when this returns. Arguments and errors as for `send`."""
-        turn_id, _ = await self._post(content, id, when)
-        return turn_id
+        return (await self._post(content, id, when))[0]
 
     async def result(self, turn_id: str) -> Turn[OutputT]:
         """Wait for the turn of a message that was sent. Raises as `send`.
@@ -237,29 +220,22 @@ class Conversation(Generic[OutputT]):
         Raises:
             TurnNotFound: no message has this id.
         """
-        # Before the record: a message that is read meanwhile is in the record.
-        unread = [mail.mail_id for mail in (await self._store.load(self.run_id, after=END)).mail]
-        progress = decode((await get_record(self._store, self.run_id)).progress, Progress)
-        if turn_id in unread or is_present(progress, turn_id):
-            return await self._wait(turn_id, progress.turns)
-        turn = await self._turns.find_ended(progress, turn_id, scan=True)
-        if turn is None:
-            raise TurnNotFound(self.run_id, turn_id)
-        return self._turns.finish(turn)
+        return await self._wait(turn_id, None, None)
 
-    async def _post(self, content: Prompt, id: str | None, when: When) -> tuple[str, int | None]:
-        """Return the id of the message, and how many turns had ended before; `None` if it was sent before."""
+    async def _post(self, content: Prompt, id: str | None, when: When) -> tuple[str, int | None, datetime | None]:
+        """Return what `_wait` takes."""
         mail, digest = self._make_mail(content, id, when)
-        turns_before = 0
+        turns_before, created_at = 0, None
         while True:
             record = await self._find_record()
             if record is None:
                 await self.begin()
             else:
+                created_at = record.created_at
                 progress = decode(record.progress, Progress)
                 if is_present(progress, mail.mail_id) or mail.mail_id in progress.recent_turns:
                     await self._check_digest(progress, mail.mail_id, digest)
-                    return mail.mail_id, None
+                    return mail.mail_id, None, created_at
                 if when == "reject" and await self._is_busy(record, progress):
                     raise ConversationBusy(self.run_id)
                 turns_before = progress.turns
@@ -273,7 +249,7 @@ class Conversation(Generic[OutputT]):
         if not receipt.is_new:
             await self._check_receipt(receipt, digest)
         await self._host.on_posted(self.run_id)
-        return mail.mail_id, turns_before if receipt.is_new else None
+        return mail.mail_id, turns_before if receipt.is_new else None, created_at
 
     def _make_mail(self, content: Prompt, id: str | None, when: When) -> tuple[Mail, str]:
         check_choice("when", when, get_args(When))
@@ -317,16 +293,22 @@ class Conversation(Generic[OutputT]):
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
-    async def _wait(self, turn_id: str, turns_before: int | None) -> Turn[OutputT]:
+    async def _wait(self, turn_id: str, turns_before: int | None, created_at: datetime | None) -> Turn[OutputT]:
         """Wait for the end of a turn.
 
         Args:
             turns_before: that number of turns had ended, and this was not among them. `None`: it may have been.
+            created_at: of the conversation that has the message. `None`: unknown.
+
+        Raises:
+            TurnNotFound: that conversation was erased, and there is another one with its key.
         """
         error: Exception | None = None
         with self._services.changes.listen() as changed:
             while True:
                 record = await get_record(self._store, self.run_id)
+                if record.created_at != created_at:
+                    created_at, turns_before = record.created_at, await self._count_turns_before(turn_id)
                 progress = decode(record.progress, Progress)
                 missed = turns_before is None or progress.turns - turns_before > RECENT_TURNS
                 turn = await self._turns.find_ended(progress, turn_id, scan=missed)
@@ -337,6 +319,17 @@ class Conversation(Generic[OutputT]):
                     raise error
                 turns_before = progress.turns
                 error = await self._host.advance(record, changed)
+
+    async def _count_turns_before(self, turn_id: str) -> int | None:
+        """Return how many turns have ended; `None` if that of this message is one of them."""
+        # Before the record: a message that is read meanwhile is in the record.
+        unread = [mail.mail_id for mail in (await self._store.load(self.run_id, after=END)).mail]
+        progress = decode((await get_record(self._store, self.run_id)).progress, Progress)
+        if turn_id in unread or is_present(progress, turn_id):
+            return progress.turns
+        if await self._turns.find_ended(progress, turn_id, scan=True) is None:
+            raise TurnNotFound(self.run_id, turn_id)
+        return None
 
     def _raise_if_stuck(self, record: RunRecord) -> None:
         """Raise if the conversation does not continue by itself."""

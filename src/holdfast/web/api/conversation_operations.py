@@ -11,8 +11,9 @@ from holdfast.checkpoint.errors import RunConflict, RunNotFound
 from holdfast.checkpoint.store import get_record
 from holdfast.core.execution.native_loop import get_loop
 from holdfast.core.run.prompt import Prompt
+from holdfast.core.run.turns import make_conversation_id
 from holdfast.root_error import HoldfastError
-from holdfast.runtime.operations.conversations import CONVERSATION_LABEL, Conversation, When, make_conversation_id
+from holdfast.runtime.operations.conversations import CONVERSATION_LABEL, Conversation, When
 from holdfast.runtime.reading.run_views import RunList
 from holdfast.web.api.operation import (
     DEFAULT_WAIT,
