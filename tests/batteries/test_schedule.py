@@ -4,7 +4,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.scripted_model import ScriptedModel
@@ -21,6 +21,7 @@ from holdfast.batteries.schedule import (
     ScheduleRunner,
     cron_next,
 )
+from holdfast.core.errors import DefinitionError
 from holdfast.db.sqlite_tables import MemoryTables
 from holdfast.db.tables import Tables
 from holdfast.db.urls import tables_from_url
@@ -450,6 +451,21 @@ def test_the_next_fire_is_later_also_in_a_repeated_hour(cron: str) -> None:
 def test_an_invalid_cron_expression_or_time_zone_is_refused(cron: str, timezone: str) -> None:
     with pytest.raises(ScheduleError):
         cron_next(cron, timezone, START)
+
+
+@pytest.mark.parametrize("argument", ["name", "agent", "prompt", "cron", "timezone", "caller_id", "missed"])
+async def test_a_job_with_an_argument_of_a_wrong_type_is_refused_and_not_kept(argument: str) -> None:
+    schedule = Schedule(tables=MemoryTables())
+    arguments: dict[str, Any] = {"name": "j", "agent": "a", "prompt": "p", "cron": "0 * * * *", argument: None}
+    with pytest.raises(DefinitionError, match=f"{argument} is None"):
+        await schedule.add(**arguments)
+    assert await schedule.jobs() == []
+
+
+async def test_a_job_with_an_unknown_policy_for_missed_fires_is_refused() -> None:
+    schedule, policy = Schedule(tables=MemoryTables()), cast("Missed", "skip")
+    with pytest.raises(DefinitionError, match="missed is 'skip': give one of once, all, none"):
+        await schedule.add("j", "a", "p", "0 * * * *", missed=policy)
 
 
 def test_without_the_package_for_cron_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

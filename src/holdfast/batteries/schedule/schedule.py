@@ -2,13 +2,14 @@
 
 from collections.abc import Awaitable, Container, Sequence
 from datetime import datetime, timedelta
-from typing import Protocol
+from typing import Protocol, get_args
 
 import msgspec
 
 from holdfast.batteries.schedule.jobs import MISFIRE_GRACE_TIME, Job, JobTable, Missed, ScheduleError, cron_next
 from holdfast.batteries.schedule.runner import Pass, ScheduleRunner
 from holdfast.clock import CLOCK, Clock
+from holdfast.core.validation import check_choice, check_text
 from holdfast.db.tables import Tables
 from holdfast.ids import make_id
 
@@ -71,9 +72,14 @@ class Schedule:
         """Add a job that runs `agent` at every fire of `cron`.
 
         Raises:
+            DefinitionError: an argument has a wrong type or value.
             ScheduleError: the expression or the time zone is invalid.
             JobExists: there is a job with this name.
         """
+        texts = {"name": name, "agent": agent, "prompt": prompt, "cron": cron, "timezone": timezone}
+        for argument, value in {**texts, "caller_id": caller_id}.items():
+            check_text(argument, value)
+        check_choice("missed", missed, get_args(Missed))
         job = Job(
             name=name,
             agent=agent,
