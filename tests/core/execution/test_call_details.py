@@ -137,6 +137,22 @@ async def test_a_call_that_has_ended_starts_no_run() -> None:
         assert [run.run_id for run in (await app.list()).runs] == ["r"]
 
 
+async def test_the_runs_that_a_call_starts_are_told_apart_by_their_order_or_by_their_keys() -> None:
+    run_ids: list[str] = []
+
+    @workflow
+    async def flow() -> None: ...
+
+    @tool(effect="idempotent")
+    async def start_some() -> None:
+        run_ids.extend([(await start(flow, key=key)).run_id for key in (None, None, "x", "x", "y")])
+
+    agent = Agent(name="a", model=ScriptedModel(tool_reply(call("1", "start_some")), "done"), tools=[start_some])
+    async with App([agent, flow], "memory:", worker=False) as app:
+        await app.run("a", "go", run_id="r")
+    assert [run_ids.index(each) for each in run_ids] == [0, 1, 2, 2, 4]
+
+
 async def test_a_call_that_waits_for_a_run_keeps_the_arguments_that_a_person_has_given() -> None:
     seen: list[str] = []
 

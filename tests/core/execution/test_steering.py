@@ -15,11 +15,13 @@ from holdfast.core.agents.tool import ToolSchema, tool
 from holdfast.core.errors import PayloadError, RunParked, Shutdown
 from holdfast.core.execution.attempt import Attempt
 from holdfast.core.execution.executor import Executor
-from holdfast.core.execution.step import take_messages
+from holdfast.core.execution.native_loop import NativeLoop
+from holdfast.core.execution.step import StepContext, take_messages
+from holdfast.core.observer import AttemptControl, ObservedEvent
 from holdfast.core.ports import Ports
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.messages import Message, Reply, System, ToolResult, User
-from holdfast.core.run.run_events import Event, MessageAdded
+from holdfast.core.run.run_events import DraftRetracted, Event, MessageAdded
 from holdfast.core.run.state import RunState
 
 
@@ -275,3 +277,51 @@ async def test_the_journal_of_a_run_that_compacts_stays_small() -> None:
     assert max(sizes) < 2000, "the largest write is a journal written anew"
     replaced = [write for write in host.store.writes[1:] if write[0].kind is EntryKind.BEGIN]
     assert len(replaced) > 50
+
+
+class ShowingLoop(NativeLoop):
+    """Finishes a step, and shows something of every kind in the second one."""
+
+    async def run(self, context: StepContext) -> Any:
+        await context.start([])
+        context.state.history.append(Reply(text="first"))
+        await context.end_step()
+        context.attempt.nudge("hurry up")
+        assert await context.begin_step() == ["hurry up"]
+        await context.emit_reasoning("hm")
+        await context.emit_text("so")
+        context.restart_draft()
+        await context.emit_custom("mood", "good")
+        await context.emit_reply("so be it")
+        return "done"
+
+
+async def test_all_that_is_shown_within_a_step_has_its_number() -> None:
+    shown: list[tuple[str, int]] = []
+
+    class Listener(NullListener):
+        async def on_event(self, info: RunInfo, event: Event) -> None:
+            shown.append((type(event).__name__, event.step))
+
+    observer = StepObserver()
+    executor = Executor(Ports(listener=Listener(), observers=(observer,)))
+    await executor.run(Agent(name="a", loop=ShowingLoop()), "go", run_id="r")
+    names = ["StepStarted", "MessageAdded", "ReasoningDelta", "TextDelta", "CustomEvent", "ReplyAdded"]
+    assert shown == [(name, 2) for name in names]
+    assert observer.retracted == [2]
+
+
+class StepObserver:
+    """Remembers the steps whose draft was withdrawn."""
+
+    kinds: frozenset[type] = frozenset({DraftRetracted})
+
+    def __init__(self) -> None:
+        self.retracted: list[int] = []
+
+    def begin(self, attempt: AttemptControl) -> "StepObserver":
+        return self
+
+    def observe(self, event: ObservedEvent) -> None:
+        assert isinstance(event, DraftRetracted)
+        self.retracted.append(event.step)

@@ -22,7 +22,7 @@ from holdfast.core.errors import DefinitionError, RunError, StepsExceeded
 from holdfast.core.run.info import RunInfo
 from holdfast.core.run.run_events import Event, StepStarted
 from holdfast.stores.memory import MemoryStore
-from holdfast.workflows import AmbiguousStep, StepFailed, Workflow, call, now, random, uuid4, workflow
+from holdfast.workflows import AmbiguousStep, StepFailed, Workflow, call, first, now, random, uuid4, workflow
 
 
 @dataclass(frozen=True)
@@ -337,13 +337,18 @@ async def test_equal_calls_of_two_tasks_need_a_key() -> None:
         return await asyncio.gather(pay(1), pay(1))
 
     @workflow
+    async def unclear_races() -> Any:
+        return await asyncio.gather(first(paid=pay(1)), first(paid=pay(1)))
+
+    @workflow
     async def clear() -> Any:
         return await asyncio.gather(pay.keyed("left")(1), pay.keyed("right")(1))
 
-    with fails_with(AmbiguousStep):
-        await run(unclear)
-    assert made <= 1
-    made = 0
+    for flow in (unclear, unclear_races):
+        with fails_with(AmbiguousStep):
+            await run(flow)
+        assert made <= 1
+        made = 0
     assert sorted(await run(clear)) == [1, 2]
 
 

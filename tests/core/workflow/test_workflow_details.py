@@ -10,7 +10,8 @@ import pytest
 from tests.failed_runs import fails_with
 from tests.simulated_host import SimulatedHost
 
-from holdfast import App, Bounds, CheckpointSettings, current_call, tool
+from holdfast import App, Bounds, CheckpointSettings, RunWaiting, current_call, tool
+from holdfast.checkpoint.record import RunStatus
 from holdfast.core.errors import DefinitionError, RunCancelled
 from holdfast.core.run.info import RunInfo
 from holdfast.core.workflow.suspension import QUIET_PERIOD
@@ -237,3 +238,52 @@ async def test_a_workflow_makes_at_most_ten_thousand_steps() -> None:
     async def flow() -> None: ...
 
     assert (await flow.build(RunInfo.create(flow, ""))).bounds == Bounds(max_steps=10_000)
+
+
+async def test_code_that_waits_for_no_step_is_unwound_after_a_second() -> None:
+    clock, began = ManualClock(), asyncio.Event()
+
+    async def wait_for_nothing() -> None:
+        began.set()
+        await note("recorded")
+        await asyncio.Event().wait()
+
+    @workflow
+    async def flow() -> None:
+        await asyncio.gather(wait_for("go"), wait_for_nothing())
+
+    async with App([flow], MemoryStore(clock=clock), worker=False, clock=clock) as app:
+        running = asyncio.create_task(app.run(flow, run_id="r"))
+        await began.wait()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        await clock.advance(timedelta(seconds=0.5))
+        assert (await app.get("r")).status is RunStatus.RUNNING
+        await clock.advance(timedelta(seconds=0.5))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert (await app.get("r")).status is RunStatus.WAITING
+        with pytest.raises(RunWaiting):
+            await running
+
+
+async def test_the_log_names_five_of_the_calls_that_the_code_no_longer_repeats(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lives: list[int] = []
+
+    @workflow
+    async def flow() -> None:
+        lives.append(1)
+        if len(lives) == 1:
+            for number in range(6):
+                await note.keyed(str(number))("old")
+        await wait_for("go")
+
+    async with App([flow], "memory:") as app:
+        with pytest.raises(RunWaiting):
+            await app.run(flow, run_id="r")
+        await app.signal("r", "go", 1)
+        await app.result("r")
+    [text] = [record.getMessage() for record in caplog.records if "were not repeated" in record.getMessage()]
+    assert text.endswith("6 recorded calls were not repeated: " + ", ".join(f"note:{number}:1" for number in range(5)))
