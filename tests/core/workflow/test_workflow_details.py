@@ -17,7 +17,18 @@ from holdfast.core.run.info import RunInfo
 from holdfast.core.workflow.suspension import QUIET_PERIOD
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.manual_clock import ManualClock
-from holdfast.workflows import AmbiguousStep, Restart, block_on, call, first, sleep, wait_for, workflow
+from holdfast.workflows import (
+    AmbiguousStep,
+    Restart,
+    StepFailed,
+    block_on,
+    call,
+    first,
+    sleep,
+    start,
+    wait_for,
+    workflow,
+)
 
 
 @tool(effect="pure")
@@ -287,3 +298,22 @@ async def test_the_log_names_five_of_the_calls_that_the_code_no_longer_repeats(
         await app.result("r")
     [text] = [record.getMessage() for record in caplog.records if "were not repeated" in record.getMessage()]
     assert text.endswith("6 recorded calls were not repeated: " + ", ".join(f"note:{number}:1" for number in range(5)))
+
+
+async def test_a_message_to_a_started_run_that_has_ended_is_an_error_of_its_step() -> None:
+    @workflow
+    async def child() -> None: ...
+
+    @workflow
+    async def flow() -> str:
+        started = await start(child)
+        await started.result()
+        try:
+            await started.send("too late")
+        except StepFailed as exc:
+            return exc.message
+        return "sent"
+
+    async with App([flow, child], "memory:") as app:
+        output = (await app.run(flow, through_waits=True)).output
+    assert output.endswith("has ended: it reads no more messages")
