@@ -14,7 +14,12 @@ from tests.web.conftest import ROOT
 from tests.web.site import SECRET, make_agents
 
 from holdfast.app import App
+from holdfast.checkpoint.codec import Begin, encode
+from holdfast.checkpoint.journal import Entry, EntryKind
+from holdfast.checkpoint.progress import Progress
+from holdfast.checkpoint.record import NewRun
 from holdfast.core.errors import DefinitionError
+from holdfast.core.run.info import FORK_LABEL, RunInfo
 from holdfast.web.auth import LOCAL_PRINCIPAL, Principal
 from holdfast.web.server import make_web, serve_locally
 from holdfast.web.tokens import BrowserTokens
@@ -126,6 +131,26 @@ async def test_labels_that_relate_runs_are_not_for_callers(client: httpx.AsyncCl
             await start("clerk", "note", labels={label: "r1"})
     with pytest.raises(DefinitionError, match="is set by holdfast"):
         app.conversation("talker", "k", labels={label: "r1"})
+
+
+async def test_forks_of_another_caller_do_not_hide_those_of_the_owner(client: httpx.AsyncClient, app: App) -> None:
+    assert app.store is not None
+    for number in range(60):
+        caller, run_id = ("ann", "own-fork") if number == 0 else ("bob", f"forged-{number}")
+        info = RunInfo(run_id=run_id, agent_name="clerk", caller_id=caller, forked_from="r1")
+        new = NewRun(
+            run_id=run_id,
+            agent_name="clerk",
+            caller_id=caller,
+            labels={FORK_LABEL: "r1"},
+            info=encode(info.summarize()),
+            progress=encode(Progress()),
+            entries=[Entry(seq=0, kind=EntryKind.BEGIN, body=encode(Begin(info=info)))],
+        )
+        await app.store.create(new)
+    for path in ("/runs/r1", "/runs/r1/compare"):
+        page = (await client.get(path, headers={"x-user": "ann"})).text
+        assert ("own-fork" in page, "forged" in page) == (True, False), path
 
 
 @pytest.mark.parametrize(
