@@ -85,6 +85,14 @@ async def test_an_id_that_no_run_can_have_is_404(client: httpx.AsyncClient, path
         assert (await client.post(f"/api/calls/{token}", json="forged")).status_code == 404
 
 
+async def test_a_refused_token_does_not_tell_which_runs_exist(client: httpx.AsyncClient) -> None:
+    secret = "x" * 32
+    known, unknown = [await client.post(f"/api/calls/{run_id}~{secret}", json=1) for run_id in ("r1", "r2")]
+    assert known.status_code == unknown.status_code == 404
+    assert known.text.replace("r1~", "r2~") == unknown.text
+    assert set(known.headers) == set(unknown.headers)
+
+
 @pytest.mark.parametrize(("path", "form"), [
     ("/runs/r1/answer", {"decision": "edit", "call_id": "c", "arguments": DEEP}),
     ("/runs/r1/fork", {"step": "9" * 5_000}),
