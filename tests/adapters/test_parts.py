@@ -22,6 +22,7 @@ from pydantic_ai.usage import RunUsage
 from tests.adapters.crash_simulator import CrashSimulator
 from tests.adapters.scripted_model import ScriptedModel, call, get_texts
 from tests.failed_runs import fails_with
+from tests.probe_store import ProbeStore
 
 from holdfast import App, Deferred
 from holdfast.adapters.call_arguments import UNREADABLE_REASON, is_unreadable
@@ -47,8 +48,9 @@ from holdfast.adapters.pydantic_ai.tool_results import (
 )
 from holdfast.adapters.pydantic_ai.toolset import OpenCall
 from holdfast.adapters.tool_policies import ONCE, PURE, check_policies, find_policy
+from holdfast.config import CheckpointSettings
 from holdfast.core.agents.calls import Effect
-from holdfast.core.errors import DefinitionError, InvalidReply, PayloadError
+from holdfast.core.errors import DefinitionError, InvalidReply, PayloadError, SaveFailed
 from holdfast.core.execution.native_loop import get_loop
 from holdfast.core.loop import PendingCall
 from holdfast.core.run.messages import Usage
@@ -493,3 +495,20 @@ async def test_only_the_results_that_end_a_run_are_marked_as_final() -> None:
         bodies = [b"".join(entry.body for entry in (await store.load(name)).entries) for name in ("text", "number")]
     assert outputs == ["done", 7]
     assert [body.count(b'"holdfast":"final"') for body in bodies] == [0, 1]
+
+
+async def test_a_once_call_whose_start_cannot_be_saved_is_not_made() -> None:
+    store, paid = ProbeStore(MemoryStore()), list[int]()
+    agent: Agent[None, str] = Agent(ScriptedModel([call("c1", "pay", n=1), call("c2", "pay", n=2)], "done").model)
+
+    @agent.tool_plain(sequential=True)
+    async def pay(n: int) -> str:
+        paid.append(n)
+        store.fail("append", *[OSError("the disk is full")] * 100)
+        return "paid"
+
+    tolerant = CheckpointSettings(require_durability=False)
+    async with App([durable(agent, name="a")], store, checkpoint=tolerant, worker=False) as app:
+        with pytest.raises(SaveFailed, match="the disk is full"):
+            await app.run("a", "go")
+    assert paid == [1]

@@ -35,7 +35,7 @@ from holdfast.adapters.langgraph.graph_stream import parse_streams, to_plain_dat
 from holdfast.adapters.langgraph.interrupts import _read_request
 from holdfast.adapters.langgraph.run_saver import CountedReplies, _make_key
 from holdfast.config import CheckpointSettings
-from holdfast.core.errors import PayloadError, SaveFailed, ShuttingDown
+from holdfast.core.errors import PayloadError, RunParked, SaveFailed, ShuttingDown
 from holdfast.core.execution.native_loop import get_loop
 from holdfast.core.loop import PendingCall
 from holdfast.core.ports import RatePermit
@@ -408,6 +408,23 @@ async def test_model_calls_of_nodes_are_permitted_and_settled_one_by_one(is_sync
     assert limiter.loops == {asyncio.get_running_loop()}, (
         "also for a sync node, whose callbacks have a loop of their own"
     )
+
+
+async def test_a_model_of_a_node_is_not_asked_without_a_permit() -> None:
+    class Closed(Limiter):
+        async def acquire(self, info: RunInfo, model: str, tokens: int) -> RatePermit | datetime | None:
+            raise RunParked("no limits", "the limits cannot be read")
+
+    model = GenericFakeChatModel(messages=iter([AIMessage("one")]))
+
+    async def think(state: Visits) -> Visits:
+        return {"places": [str((await model.ainvoke("?")).text)]}
+
+    agent = durable(build_line(think).compile(name="thinker"))
+    async with App([agent], "memory:", rate_limits=Closed(), worker=False) as app:
+        with pytest.raises(RunParked, match="the limits cannot be read"):
+            await app.run(agent, "", inputs={})
+    assert next(model.messages) == AIMessage("one"), "it was not asked"
 
 
 async def test_a_failed_model_call_of_a_node_pauses_its_provider() -> None:

@@ -591,3 +591,16 @@ def test_a_recorded_model_is_asked_by_its_run_only() -> None:
     assert (recorded._name, ModelRecorder(replies, None).wrap(Advising(), "m2")._name) == ("m1", "m2")  # type: ignore[attr-defined]
     with pytest.raises(UserError, match="use the option stream"):
         recorded.stream_response()
+
+
+async def test_the_error_of_a_holdfast_tool_is_reported_to_the_model() -> None:
+    @tool
+    async def burn() -> str:
+        raise LookupError("no fire")
+
+    model = ScriptedModel([call("c1", "burn")], "done")
+    agent = replace(durable(Agent(name="a", model=model)), tools=[burn])
+    async with App([agent], "memory:") as app:
+        assert (await app.run("a", "go")).output == "done"
+    [output] = [item["output"] for item in model.requests[1] if item.get("type") == "function_call_output"]
+    assert output == "LookupError: no fire"
