@@ -381,7 +381,7 @@ class SnapshotStore:
                 reason=release.reason,
                 strikes=release.strikes,
                 progress=run.record.progress if release.progress is None else release.progress,
-                not_before=now + release.delay,
+                not_before=now if is_cancelled else now + release.delay,
                 expires_at=None if release.retention is None else now + release.retention,
                 cancel_requested=run.record.cancel_requested and release.status not in TERMINAL_STATUSES,
                 wake_at=release.wake_at if waits else None,

@@ -191,7 +191,8 @@ class RunStore(Protocol):
 
         A waiting run is claimable from `wake_at` on, and as soon as mail of a topic in `wake_on` is posted. A run whose
         cancel was requested neither waits nor is parked, unless the release has `despite_cancel`: it is interrupted,
-        and its next owner cancels it. The mail of `notify` is posted if and only if the claim ends.
+        without the delay of the release, and its next owner cancels it. The mail of `notify` is posted if and only if
+        the claim ends.
 
         Raises:
             ClaimLost: as for `append`.

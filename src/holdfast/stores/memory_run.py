@@ -104,7 +104,7 @@ class MemoryRun:
         self.status, self.reason, self.strikes = release.status, release.reason, release.strikes
         self.not_before = now + release.delay
         if release.yields_to_cancel and self.cancel_requested:
-            self.status = RunStatus.INTERRUPTED
+            self.status, self.not_before = RunStatus.INTERRUPTED, now
         elif release.status is RunStatus.WAITING:
             self.wake_at, self.wake_on = release.wake_at, tuple(release.wake_on)
         self.expires_at = None if release.retention is None else now + release.retention

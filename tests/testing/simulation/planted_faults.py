@@ -13,6 +13,7 @@ from holdfast.checkpoint.checkpointer import StoreCheckpointer
 from holdfast.checkpoint.record import restore_previous
 from holdfast.concurrency import shielded
 from holdfast.core.execution import turn_cycle
+from holdfast.core.execution.calling.background import StartedRuns
 from holdfast.core.execution.calling.tool_calls import ToolCalls
 from holdfast.core.run.mail import Mailbox
 from holdfast.core.workflow.first import Race
@@ -21,7 +22,6 @@ from holdfast.core.workflow.workflow_run import WorkflowRun
 from holdfast.db.sqlite_file import set_synchronous
 from holdfast.runtime.attach import RunAttacher
 from holdfast.runtime.operations.forking import _Forker
-from holdfast.runtime.operations.stored_background import StoredBackground
 from holdfast.runtime.streams.subscription import Subscription
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.memory_run import MemoryRun
@@ -93,7 +93,7 @@ FAULTS: dict[str, PlantedFault] = {
         MemoryRun.extend, "self.journal.extend(entries)", "self.journal.extend(entries[:1])", "memory"
     ),
     "claims: a clean end costs a strike": PlantedFault(
-        restore_previous, "max(0, claim.strikes - 1)", "claim.strikes", "memory", 3000
+        restore_previous, "max(0, claim.strikes - 1)", "claim.strikes", "memory", 1000
     ),
     "checkpoint: the watermark stays": PlantedFault(
         StoreCheckpointer._on_saved,
@@ -122,16 +122,13 @@ FAULTS: dict[str, PlantedFault] = {
     "streams: an event is left out": PlantedFault(
         Subscription.accept, "if seq > self.position:", "if seq > self.position + 1:", "memory"
     ),
-    "sqlite: commits are not synced": PlantedFault(
-        set_synchronous, '"FULL" if full else "NORMAL"', '"OFF"', "sqlite", 400
-    ),
+    "sqlite: commits are not synced": PlantedFault(set_synchronous, '"FULL" if full else "NORMAL"', '"OFF"', "sqlite"),
     "sqlite: mail wakes no run": PlantedFault(runs.post, "if run.waits_for(mail.topic):", "if False:", "sqlite"),
     "sqlite: a run falls asleep on mail": PlantedFault(
         runs.release,
         "check_mail(claim.run_id, run, release.consumed, release.wake_on, transaction)",
         "pass",
         "sqlite",
-        1000,
     ),
     "sqlite: dead workers count as alive": PlantedFault(
         Liveness._is_row_alive, "self._observe(row) < self._lease_s if known is None else known", "True", "sqlite"
@@ -152,7 +149,7 @@ FAULTS: dict[str, PlantedFault] = {
         "sqlite",
     ),
     "transactions: a cancel does not wait for the commit": PlantedFault(
-        Writer.transact, "if not user.is_committing:", "if True:", "sqlite", 200
+        Writer.transact, "if not user.is_committing:", "if True:", "sqlite"
     ),
     "memory: the concurrency limit is ignored": PlantedFault(
         MemoryStore.claim_next, "queues, slots,", "queues, type(slots)({}, ()),", "memory", 200
@@ -164,9 +161,7 @@ FAULTS: dict[str, PlantedFault] = {
     "sqlite: the concurrency limit is ignored": PlantedFault(
         FairQueue._choose, "slots, limit", "type(slots)({}, ()), limit", "sqlite", 400
     ),
-    "budget: a limit is not enforced": PlantedFault(
-        Budget.check, "if shortage is not None:", "if False:", "memory", 200
-    ),
+    "budget: a limit is not enforced": PlantedFault(Budget.check, "if shortage is not None:", "if False:", "memory"),
     "forks: a step is left out": PlantedFault(
         _Forker.make, "self._find_step(at_step)", "self._find_step(max(1, at_step - 1))", "memory"
     ),
@@ -180,7 +175,7 @@ FAULTS: dict[str, PlantedFault] = {
         WorkflowRun.call, "result = self.find(call)", "result = self.find(call) and None", "memory"
     ),
     "workflow: a store outage is the result of a step": PlantedFault(
-        StoredBackground.cancel, ", _interrupt_on_outage()", "", "memory", 400
+        StartedRuns.cancel, 'with _interrupt_on_error(f"run {run_id} could not be cancelled")', "if True", "memory", 400
     ),
     "workflow: the first step is not undone": PlantedFault(
         Saga._undo_steps, "for step, value in steps:", "for step, value in steps[:-1]:", "memory"
@@ -192,7 +187,7 @@ FAULTS: dict[str, PlantedFault] = {
         Race.run, "recorded = self._run.find(step)", "recorded = self._run.find(step) and None", "memory", 400
     ),
     "memory: progress clears no strikes": PlantedFault(
-        MemoryRun.apply_append, "self.strikes = 0", "pass", "memory", 200
+        MemoryRun.apply_append, "self.strikes = 0", "pass", "memory", 600
     ),
     "calls: the claim is not verified": PlantedFault(StoreCheckpointer.verify, "range(2)", "range(0)", "memory", 600),
     "calls: an approved call is not saved before it starts": PlantedFault(

@@ -64,13 +64,15 @@ FOUND: dict[int, StoreKind] = {
 #: the audit expected that the children of a parked run are removed; a disk error while the progress of `map_items` was
 #: saved cancelled the other items, and failed the run; the audit did not know children of runs that wait for a budget;
 #: a call in doubt of a branch that had lost a race was shown as one to decide about, and `unpark` refused it; the audit
-#: took the model call of a process that had been frozen for the latest one.
+#: took the model call of a process that had been frozen for the latest one; a run whose cancel met its wait for a budget
+#: was cancelled when that wait ended.
 FOUND_WITH_HAZARDS: dict[int, StoreKind] = {
     125: "memory",
     417973221: "memory",
     621490483: "sqlite",
     570737893: "sqlite",
     550934204: "memory",
+    97699284: "memory",
 }
 
 
@@ -113,7 +115,10 @@ def test_transactions_are_repeated_rolled_back_and_committed() -> None:
 _IS_LONG = bool(os.environ.get("HOLDFAST_LONG_TESTS"))
 
 
-def test_at_least_thirty_faults_are_planted() -> None:
+def test_at_least_thirty_faults_can_be_planted() -> None:
+    for fault in FAULTS.values():
+        with fault.planted():
+            pass
     assert len(FAULTS) >= 30
 
 

@@ -151,9 +151,9 @@ class Model:
         if release.status is RunStatus.DONE and run.cancel_requested:
             raise UnreadMail(claim.run_id)
         run.consume(release.consumed)
-        status = release.status
+        status, wait = release.status, release.delay.total_seconds()
         if release.yields_to_cancel and run.cancel_requested:
-            status = RunStatus.INTERRUPTED
+            status, wait = RunStatus.INTERRUPTED, 0.0
         elif status is RunStatus.WAITING:
             run.wake_on, run.wake_at = release.wake_on, release.wake_at
         run.entries = [*run.entries, *release.entries]
@@ -165,7 +165,6 @@ class Model:
             release.strikes,
             release.retention,
         )
-        wait = release.delay.total_seconds()
         run.ready_between = (began + wait, SYSTEM_CLOCK.monotonic() + wait)
         if release.status in TERMINAL_STATUSES:
             run.cancel_requested = False

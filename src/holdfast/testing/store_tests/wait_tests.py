@@ -203,8 +203,9 @@ class WaitTests(StoreUnderTest):
     async def test_a_run_whose_cancel_was_requested_does_not_wait(self, store: RunStore, worker: str) -> None:
         claim = await create_claimed(store, worker)
         await store.request_cancel("run-1")
-        later = await from_now(store, timedelta(hours=1))
-        await store.release(claim, Release(status=RunStatus.WAITING, wake_at=later, wake_on=["message"]))
+        hour = timedelta(hours=1)
+        later = await from_now(store, hour)
+        await store.release(claim, Release(status=RunStatus.WAITING, delay=hour, wake_at=later, wake_on=["message"]))
         record = await load_record(store)
         assert (record.status, record.cancel_requested) == (RunStatus.INTERRUPTED, True)
         assert (record.wake_at, list(record.wake_on)) == (None, [])

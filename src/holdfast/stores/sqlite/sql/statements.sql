@@ -66,7 +66,7 @@ INSERT INTO segments (run_key, before, seq, layout, checksum, body) VALUES (?1, 
 -- name: release_run
 UPDATE runs SET
     status = iif(?11 AND cancel_requested, 'interrupted', ?2),
-    reason = ?3, strikes = ?4, not_before = ?5, expires_at = ?6, updated_at = ?7,
+    reason = ?3, strikes = ?4, not_before = iif(?11 AND cancel_requested, ?7, ?5), expires_at = ?6, updated_at = ?7,
     cancel_requested = iif(?8, 0, cancel_requested),
     wake_at = iif(cancel_requested, NULL, ?9), wake_on = iif(cancel_requested, '[]', ?10)
 WHERE run_key = ?1

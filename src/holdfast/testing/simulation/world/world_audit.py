@@ -141,13 +141,16 @@ class WorldAudit:
         if status == "parked":
             return not self._reasons[run_id].startswith("in doubt")
         if status in ("waiting", "interrupted") and self._world.plan.budget and self._is_spent(root):
-            return True
+            return not self._is_cancelled(run_id)
         if status == "waiting" and any(map(self._is_settled, self._list_parked_below(run_id))):
             return True
         # Its parked parent resumes it.
         return status in _TERMINAL or (
             root != run_id and self.statuses.get(root) == "parked" and self._is_settled(root)
         )
+
+    def _is_cancelled(self, run_id: str) -> bool:
+        return any(kind == "cancel" and each == run_id for kind, each, _ in self._ledger.acknowledged)
 
     def _list_parked_below(self, run_id: str) -> list[str]:
         return [each for each, status in self.statuses.items() if status == "parked" and each.startswith(f"{run_id}:")]

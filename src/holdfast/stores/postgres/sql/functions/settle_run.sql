@@ -18,6 +18,7 @@ begin
     end if;
     if (p ->> 'yields_to_cancel')::boolean and (select r.cancel_requested from holdfast.run r where r.id = settle_run.key) then
         new_status := 'interrupted';
+        free_at := now();
     end if;
     update holdfast.run r set
         status = new_status,
