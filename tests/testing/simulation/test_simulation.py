@@ -64,8 +64,9 @@ FOUND: dict[int, StoreKind] = {
 #: the audit expected that the children of a parked run are removed; a disk error while the progress of `map_items` was
 #: saved cancelled the other items, and failed the run; the audit did not know children of runs that wait for a budget;
 #: a call in doubt of a branch that had lost a race was shown as one to decide about, and `unpark` refused it; the audit
-#: took the model call of a process that had been frozen for the latest one; a run whose cancel met its wait for a budget
-#: was cancelled when that wait ended.
+#: took the model call of a process that had been frozen for the latest one; a run whose cancel met its wait
+#: for a budget was cancelled when that wait ended; a step whose write failed after its workflow had ended waited
+#: endlessly, and with it the end of its App.
 FOUND_WITH_HAZARDS: dict[int, StoreKind] = {
     125: "memory",
     417973221: "memory",
@@ -73,6 +74,7 @@ FOUND_WITH_HAZARDS: dict[int, StoreKind] = {
     570737893: "sqlite",
     550934204: "memory",
     97699284: "memory",
+    107700065: "memory",
 }
 
 

@@ -128,6 +128,8 @@ class Suspension:
         task = asyncio.current_task()
         if task is None:
             raise RunError("a step of a workflow was made outside of a task")
+        if self.closed:  # nothing would wake it: its task was cancelled during a write, which has failed
+            raise Unwind
         self._resting[task] = rest
         self._working -= 1
         self._schedule_check()
