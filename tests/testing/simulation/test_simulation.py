@@ -2,6 +2,8 @@
 
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -98,6 +100,14 @@ def test_the_same_seed_gives_the_same_trace_whatever_was_simulated_before(store:
     traces = [run_seed(seed, store).trace for seed in (5, 6, 7, 7, 6, 5)]
     assert traces[:3] == traces[:2:-1]
     assert len({tuple(trace) for trace in traces}) == 3
+
+
+def test_the_processes_of_a_world_leave_no_event_loop_behind() -> None:
+    """In a process of its own, where no other loop was ever made. In this schedule, workers are killed."""
+    program = "import asyncio, gc; from holdfast.testing.simulation.simulate import run_seed; run_seed(3, 'memory')"
+    program += "; asyncio.set_event_loop(None); gc.collect()"
+    command = [sys.executable, "-W", "always::ResourceWarning", "-c", program]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stderr == ""
 
 
 def test_the_schedules_hold_kills_waits_and_all_statuses() -> None:

@@ -157,10 +157,14 @@ class SimulatedProcess:
 
     def forget(self) -> None:
         """Close the coroutines of a dead process, at the end of its world."""
-        for task in self.tasks:
-            if not task.done() and (coroutine := task.get_coro()) is not None:
-                with contextlib.suppress(BaseException):
-                    coroutine.close()
+        asyncio._set_running_loop(self.loop)  # else asyncio makes one of the host for their `finally` blocks
+        try:
+            for task in self.tasks:
+                if not task.done() and (coroutine := task.get_coro()) is not None:
+                    with contextlib.suppress(BaseException):
+                        coroutine.close()
+        finally:
+            asyncio._set_running_loop(None)
         _BACKGROUND_TASKS.difference_update(self.tasks)
         self.tasks.clear()
 
