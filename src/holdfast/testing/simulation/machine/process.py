@@ -118,8 +118,7 @@ class SimulatedProcess:
 
     async def _cancel_rest(self) -> None:
         """Do what `asyncio.run` does when its coroutine has returned."""
-        rest = self._cancel_tasks()
-        await asyncio.gather(*rest, return_exceptions=True)
+        await asyncio.gather(*self._cancel_tasks(), return_exceptions=True)
         await self.loop.shutdown_asyncgens()
         self.loop.close()
         self.kill()
@@ -158,13 +157,10 @@ class SimulatedProcess:
     def forget(self) -> None:
         """Close the coroutines of a dead process, at the end of its world."""
         asyncio._set_running_loop(self.loop)  # else asyncio makes one of the host for their `finally` blocks
-        try:
-            for task in self.tasks:
-                if not task.done() and (coroutine := task.get_coro()) is not None:
-                    with contextlib.suppress(BaseException):
-                        coroutine.close()
-        finally:
-            asyncio._set_running_loop(None)
+        for task in self.tasks:  # a `finally` block may add one
+            with contextlib.suppress(BaseException):
+                task.get_coro().close()
+        asyncio._set_running_loop(None)
         _BACKGROUND_TASKS.difference_update(self.tasks)
         self.tasks.clear()
 
