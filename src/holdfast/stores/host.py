@@ -254,9 +254,9 @@ class HostStore(MemoryStore):
         self._children = {}
         for run_id, run in self._runs.items():
             if run.new.parent_run_id is not None:
-                self._children.setdefault(run.new.parent_run_id, set()).add(run_id)
-        self._unread = {run_id for run_id, run in self._runs.items() if run.unread}
-        self._cancel_requested = {run_id for run_id, run in self._runs.items() if run.cancel_requested}
+                self._children.setdefault(run.new.parent_run_id, {})[run_id] = None
+        self._unread = {run_id: None for run_id, run in self._runs.items() if run.unread}
+        self._cancel_requested = {run_id: None for run_id, run in self._runs.items() if run.cancel_requested}
 
 
 def _make_damaged_run(checkpoint: RunCheckpoint, number: int) -> MemoryRun:

@@ -70,10 +70,10 @@ class MemoryStore:
         self._workers: dict[str, WorkerIdentity] = {}
         #: In order of creation, which is the order of listings.
         self._runs: dict[str, MemoryRun] = {}
-        self._children: dict[str, set[str]] = {}
-        #: The runs that have a cancel request, and those that have unread mail.
-        self._cancel_requested: set[str] = set()
-        self._unread: set[str] = set()
+        self._children: dict[str, dict[str, None]] = {}
+        #: The runs that have a cancel request, and those that have unread mail. In order: `pending` lists them.
+        self._cancel_requested: dict[str, None] = {}
+        self._unread: dict[str, None] = {}
         self._limits = MemoryLimits()
         self._change_event = asyncio.Event()
         #: The token of the claim and the draft that was put under it, and until when drafts are requested, by run id.
@@ -145,7 +145,7 @@ class MemoryStore:
         stored.extend(run.entries)
         self._runs[run.run_id] = stored
         if run.parent_run_id is not None:
-            self._children.setdefault(run.parent_run_id, set()).add(run.run_id)
+            self._children.setdefault(run.parent_run_id, {})[run.run_id] = None
         if worker_id is not None and self._has_slot(stored):
             return self._claim_run(stored, worker_id)
         self._notify_change()
@@ -169,7 +169,7 @@ class MemoryStore:
         run.apply_release(release, self._clock.now())
         self._note_unread(claim.run_id)
         if not run.cancel_requested:
-            self._cancel_requested.discard(claim.run_id)
+            self._cancel_requested.pop(claim.run_id, None)
         if (notice := release.notify) is not None and notice.run_id in self._runs:
             with suppress(RunEnded):  # there is no run to notify
                 await MemoryStore.post(self, notice.run_id, notice.mail)
@@ -259,7 +259,7 @@ class MemoryStore:
     async def post(self, run_id: str, mail: Mail) -> Receipt:
         receipt = self._get_run(run_id).post(mail, self._clock.now())
         if receipt.is_new:
-            self._unread.add(run_id)
+            self._unread[run_id] = None
             self._notify_change()
         return receipt
 
@@ -269,7 +269,7 @@ class MemoryStore:
         run = self._get_run(run_id)
         if run.status not in TERMINAL_STATUSES:
             run.cancel_requested = True
-            self._cancel_requested.add(run_id)
+            self._cancel_requested[run_id] = None
             self._notify_change()
 
     async def pending(self, worker_id: str) -> Pending:
@@ -360,7 +360,7 @@ class MemoryStore:
     def _note_unread(self, run_id: str) -> None:
         """Note that mail of the run was consumed."""
         if not self._runs[run_id].unread:
-            self._unread.discard(run_id)
+            self._unread.pop(run_id, None)
 
     def _has_live_owner(self, run: MemoryRun) -> bool:
         return run.status is RunStatus.RUNNING and run.owner in self._workers
@@ -398,12 +398,12 @@ class MemoryStore:
         while remaining:
             removed = remaining.pop()
             run = self._runs.pop(removed, None)
-            self._cancel_requested.discard(removed)
-            self._unread.discard(removed)
+            self._cancel_requested.pop(removed, None)
+            self._unread.pop(removed, None)
             self._drafts.pop(removed, None)
             remaining.extend(self._children.pop(removed, ()))
             if run is not None and run.new.parent_run_id in self._children:
-                self._children[run.new.parent_run_id].discard(removed)
+                self._children[run.new.parent_run_id].pop(removed, None)
 
     def _request_drafts(self, run_id: str, keep_for: timedelta) -> None:
         now = self._clock.now()

@@ -29,7 +29,7 @@ class DropsTheCancelRequestAtARelease(BrokenStore):
     async def release(self, claim: Claim, release: Release) -> None:
         await super().release(claim, release)
         self._runs[claim.run_id].cancel_requested = False
-        self._cancel_requested.discard(claim.run_id)
+        self._cancel_requested.pop(claim.run_id, None)
 
 
 class KeepsTheCancelRequest(BrokenStore):
@@ -40,7 +40,7 @@ class KeepsTheCancelRequest(BrokenStore):
         await super().release(claim, release)
         if asked:
             self._runs[claim.run_id].cancel_requested = True
-            self._cancel_requested.add(claim.run_id)
+            self._cancel_requested[claim.run_id] = None
 
 
 class ReleasesRunsToBeCancelled(BrokenStore):

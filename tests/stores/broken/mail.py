@@ -262,7 +262,7 @@ class ReportsMailUntilTheRelease(BrokenStore):
     async def append(self, claim: Claim, write: Append) -> None:
         await super().append(claim, write)
         if write.consumed:
-            self._unread.add(claim.run_id)
+            self._unread[claim.run_id] = None
 
 
 class ReportsUnknownMailAsALostClaim(BrokenStore):

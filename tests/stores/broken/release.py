@@ -142,7 +142,7 @@ class LeavesTheChildren(BrokenStore):
 
     def _remove_tree(self, run_id: str) -> None:
         self._runs.pop(run_id, None)
-        self._cancel_requested.discard(run_id)
+        self._cancel_requested.pop(run_id, None)
 
 
 class RemovesTheParentToo(BrokenStore):

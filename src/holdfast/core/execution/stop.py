@@ -296,7 +296,7 @@ class Drain:
             "the shutdown no longer waits for these tools, their runs are resumed when this process has ended: %s",
             _format_calls(blocked),
         )
-        for run_id in {call.run_id for call in blocked}:
+        for run_id in dict.fromkeys(call.run_id for call in blocked):
             # Although the tool still works in its thread.
             self._attempts[run_id].abandon(with_task=True)
 
