@@ -28,7 +28,7 @@ from holdfast.checkpoint.record import (
     RunPage,
     StoredRun,
 )
-from holdfast.checkpoint.store import NO_SUBMIT_CONNECTION, NO_TRANSACTIONS
+from holdfast.checkpoint.store import NO_SUBMIT_CONNECTION, NO_TRANSACTIONS, RECORD_ONLY
 from holdfast.checkpoint.workers import (
     Claim,
     CountedRow,
@@ -362,7 +362,8 @@ class SnapshotStore:
         if [entry.checksum() for entry in run.entries] != run.checksums:
             raise RunDamaged(run_id, "an entry differs from what was written")
         entries = tuple(entry for entry in run.entries if entry.seq > after)
-        return StoredRun(record=run.record, entries=entries, mail=tuple(run.unread.values()))
+        mail = tuple(run.unread.values()) if after < RECORD_ONLY else ()
+        return StoredRun(record=run.record, entries=entries, mail=mail)
 
     async def release(self, claim: Claim, release: Release) -> None:
         with self._transaction() as contents:

@@ -35,8 +35,8 @@ NO_SUBMIT_CONNECTION = "submit(connection=...) needs a store on PostgreSQL: leav
 #: For `transact` of a store without transactions.
 NO_TRANSACTIONS = "this store has no transactions: use a store in a SQLite file or on PostgreSQL"
 
-#: Before and after every `seq`: a load after them reads all entries, or none.
-START, END = -1, 2**62
+#: Before and after every `seq`, and after the mail too: a load after them reads all entries, none, or the record alone.
+START, END, RECORD_ONLY = -1, 2**62, 2**62 + 1
 
 
 class StoreHealth(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,7 +178,8 @@ class RunStore(Protocol):
         """Return the record, all entries with a `seq` above `after`, and the unread mail. Changes nothing.
 
         Args:
-            after: `END` reads no entry: record and mail cost the same however long the journal is.
+            after: `END` reads no entry: record and mail cost the same however long the journal is. `RECORD_ONLY`
+                reads no mail either: the record costs the same however much mail is unread.
 
         Raises:
             RunNotFound: there is no such run.
@@ -358,12 +359,12 @@ class RunStore(Protocol):
 
 
 async def get_record(store: RunStore, run_id: str) -> RunRecord:
-    """Return the record of a run.
+    """Return the record of a run. Reads neither its journal nor its mail.
 
     Raises:
         RunNotFound: there is no such run.
     """
-    return (await store.load(run_id, after=END)).record
+    return (await store.load(run_id, after=RECORD_ONLY)).record
 
 
 async def iter_runs(

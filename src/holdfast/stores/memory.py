@@ -33,7 +33,7 @@ from holdfast.checkpoint.record import (
     RunStatus,
     StoredRun,
 )
-from holdfast.checkpoint.store import NO_SUBMIT_CONNECTION, NO_TRANSACTIONS
+from holdfast.checkpoint.store import NO_SUBMIT_CONNECTION, NO_TRANSACTIONS, RECORD_ONLY
 from holdfast.checkpoint.workers import (
     Claim,
     CountedRow,
@@ -162,7 +162,8 @@ class MemoryStore:
         run = self._get_run(run_id)
         first = run.next_seq - len(run.journal)
         entries = tuple(run.journal[max(0, after + 1 - first) :])
-        return StoredRun(record=self._make_record(run), entries=entries, mail=run.get_unread_mail())
+        mail = run.get_unread_mail() if after < RECORD_ONLY else ()
+        return StoredRun(record=self._make_record(run), entries=entries, mail=mail)
 
     async def release(self, claim: Claim, release: Release) -> None:
         run = self._get_claimed_run(claim)

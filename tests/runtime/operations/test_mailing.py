@@ -9,6 +9,7 @@ from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, App, RunWaiting, Value, ask_person, current_call, tool, wait_for
 from holdfast.checkpoint.errors import RunNotFound
+from holdfast.checkpoint.record import StoredRun
 from holdfast.checkpoint.store import END
 from holdfast.core.errors import DefinitionError, PayloadError
 from holdfast.core.run.waiting import Decision
@@ -52,6 +53,29 @@ def test_the_size_of_a_mail_and_the_length_of_its_id_are_bounded() -> None:
     for refused in ("", "x" * 201, 7, "answer:1", "turn:1", "ended:1"):
         with pytest.raises(DefinitionError, match="the id is"):
             check_mail_id(refused)
+
+
+class MailCounter(MemoryStore):
+    """Counts the mails that were read."""
+
+    read = 0
+
+    async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
+        stored = await super().load(run_id, after=after)
+        self.read += len(stored.mail)
+        return stored
+
+
+async def test_sending_mail_to_a_run_reads_none_of_its_mail() -> None:
+    """Else each message to a run would cost as much as all before it."""
+    store = MailCounter()
+    async with App([make_asking_agent()], store, worker=False) as app:
+        await app.submit("a", "go", run_id="r")
+        for number in range(20):
+            await app.send("r", f"message {number}")
+            await app.signal("r", "ready", number)
+        assert store.read == 0
+        assert len((await store.load("r")).mail) == 40
 
 
 async def test_the_name_of_a_signal_has_1_to_200_characters() -> None:

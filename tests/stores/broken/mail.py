@@ -10,6 +10,7 @@ from tests.stores.broken.broken_store import BrokenStore
 from holdfast.checkpoint.errors import ClaimLost, RunNotFound, StoreError, UnreadMail
 from holdfast.checkpoint.journal import Append
 from holdfast.checkpoint.record import TERMINAL_STATUSES, Mail, NewRun, Pending, Receipt, Release, RunStatus, StoredRun
+from holdfast.checkpoint.store import END
 from holdfast.checkpoint.workers import Claim
 from holdfast.stores.memory_run import MemoryRun
 
@@ -20,6 +21,15 @@ class ReadsTheNewestMailFirst(BrokenStore):
     async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
         stored = await super().load(run_id, after=after)
         return msgspec.structs.replace(stored, mail=stored.mail[::-1])
+
+
+class LoadsMailWithEveryRecord(BrokenStore):
+    """Each message costs as much as the mail before it."""
+
+    red = ("test_a_record_is_loaded_without_the_mail",)
+
+    async def load(self, run_id: str, *, after: int = -1) -> StoredRun:
+        return await super().load(run_id, after=min(after, END))
 
 
 class BelievesTheSendersClock(BrokenStore):

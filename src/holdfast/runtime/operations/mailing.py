@@ -212,16 +212,16 @@ class Mailer:
     async def _has_expired(self, run_id: str, topic: str) -> bool:
         """Whether a wait was recorded as expired before its answer was posted. Once posted, it prevents that."""
         try:
-            stored = await self._store.load(run_id, after=END)
+            calls = decode((await get_record(self._store, run_id)).progress, Progress).calls
+            for call in calls.waits.values():
+                if call.topic == topic:
+                    return call.decision is not None and call.decision.kind == "expire"
+            if any(token.topic == topic for token in calls.tokens):
+                return False
+            # Whether the step has ended without it.
+            return any(mail.topic == topic for mail in (await self._store.load(run_id, after=END)).mail)
         except RunNotFound:  # removed meanwhile
             return False
-        calls = decode(stored.record.progress, Progress).calls
-        for call in calls.waits.values():
-            if call.topic == topic:
-                return call.decision is not None and call.decision.kind == "expire"
-        if any(token.topic == topic for token in calls.tokens):
-            return False
-        return any(mail.topic == topic for mail in stored.mail)  # the step has ended without it
 
     async def _post(self, run_id: str, topic: str, body: bytes, mail_id: str | None) -> str:
         if mail_id is not None:

@@ -43,7 +43,7 @@ class StoredBackground:
     async def read(self, run_id: str) -> BackgroundRun | None:
         """Return a run, with its outcome if it has ended; `None` if there is none."""
         try:
-            record = (await self._store.load(run_id, after=END)).record
+            record = await get_record(self._store, run_id)
             if not record.is_terminal:
                 return _make_run(record)
             stored = await self._store.load(run_id, after=record.next_seq - 2)

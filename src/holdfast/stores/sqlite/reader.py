@@ -15,7 +15,7 @@ import apsw
 from holdfast.checkpoint.errors import RunDamaged, RunNotFound, StoreClosed
 from holdfast.checkpoint.journal import Entry, unpack_segments
 from holdfast.checkpoint.record import Pending, RunFilter, RunPage, RunStatus, StoredRun
-from holdfast.checkpoint.store import StoreHealth
+from holdfast.checkpoint.store import RECORD_ONLY, StoreHealth
 from holdfast.checkpoint.workers import Fleet, LimitUsage, WorkerHeartbeat, merge_rows
 from holdfast.concurrency import THREADS
 from holdfast.db.sqlite_file import FILE_CHECK_INTERVAL_S
@@ -239,7 +239,7 @@ class Reader:
             entries = _read_journal(execute, columns[0], run_id, last_segment, seqs) if seqs else ()
         except (apsw.CorruptError, UnicodeDecodeError, TypeError) as exc:  # TypeError: a number is damaged
             raise RunDamaged(run_id, f"its part of the file cannot be read ({exc})") from exc
-        mail = read_unread_mail(columns[0], execute) if unread else ()
+        mail = read_unread_mail(columns[0], execute) if unread and after < RECORD_ONLY else ()
         return StoredRun(record=record, entries=entries, mail=mail)
 
 

@@ -18,7 +18,7 @@ from holdfast.checkpoint.record import (
     RunStatus,
     StoredRun,
 )
-from holdfast.checkpoint.store import END, RunStore
+from holdfast.checkpoint.store import END, RECORD_ONLY, RunStore
 from holdfast.checkpoint.workers import Claim
 from holdfast.testing.store_processes.store_under_test import (
     StoreUnderTest,
@@ -52,6 +52,13 @@ class PostTests(StoreUnderTest):
         assert [(each.topic, each.body) for each in mail] == [(f"topic {n}", b"\0\xff") for n in (3, 1, 2)]
         assert list((await store.load("run-1")).mail) == mail
         assert list((await store.load("run-1", after=7)).mail) == mail
+
+    async def test_a_record_is_loaded_without_the_mail(self, store: RunStore, worker: str) -> None:
+        await create_claimed(store, worker)
+        await store.post("run-1", make_mail())
+        whole, alone = await store.load("run-1"), await store.load("run-1", after=RECORD_ONLY)
+        assert (len(whole.entries), len(whole.mail)) == (1, 1)
+        assert (alone.record, list(alone.entries), list(alone.mail)) == (whole.record, [], [])
 
     async def test_the_store_sets_the_time_of_posting(self, store: RunStore) -> None:
         await store.create(make_run())

@@ -18,7 +18,8 @@ begin
     if found_run.status = 'running' then
         select w.* into found_worker from holdfast.worker w where w.worker_id = found_run.owner;
     end if;
-    if found_run.has_mail then
+    -- RECORD_ONLY, after END, asks for no mail.
+    if found_run.has_mail and p_after <= 4611686018427387904 then
         layout := (
             select json_agg(
                 json_build_object(
