@@ -95,7 +95,7 @@ def _read_request(message: _PydanticAIMessage) -> Iterator[ReadableMessage]:
             yield System(_format_content(part.content))
         elif part.tool_name is not None and part.part_kind in ("tool-return", "retry-prompt"):
             result = _read_result(part)
-            yield Resolution(**msgspec.structs.asdict(result)) if is_resolution else result
+            yield msgspec.convert(result, Resolution, from_attributes=True) if is_resolution else result
         elif part.part_kind in ("user-prompt", "retry-prompt", "retry-feedback"):
             yield User(_format_content(part.content))
 
