@@ -1,6 +1,8 @@
 """Clients without credentials: they keep no connection, no memory and no file from others."""
 
 import asyncio
+import os
+import select
 import socket
 import subprocess
 import sys
@@ -12,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from tests.web.conftest import ROOT
 from tests.web.site import make_agents
 
@@ -22,6 +24,7 @@ from holdfast.web import server
 from holdfast.web.api import make_api
 from holdfast.web.auth import LOCAL_PRINCIPAL, Principal
 from holdfast.web.server import serve_locally
+from holdfast.web.ui import make_ui
 
 #: Files that the server may open. A connection is one.
 FILES = 400
@@ -111,6 +114,75 @@ async def test_a_connection_ends_whose_client_does_not_read(tmp_path: Path, monk
             client.sendall(f"GET /runs/{run_id}/events HTTP/1.1\r\nHost: x\r\nX-User: ann\r\n\r\n".encode())
             async with asyncio.timeout(60):
                 await ended.wait()
+
+
+async def test_clients_that_do_not_read_keep_no_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_MAX_CONNECTIONS", 3)
+    sent = asyncio.Semaphore(0)
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        size = 16_000_000 if scope["path"] == "/large" else 1
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x" * size, "more_body": True})
+        sent.release()
+        await send({"type": "http.response.body", "body": b""})
+
+    async with serve_locally(serve, 0) as url:
+        place = urlsplit(url)
+        with ExitStack() as stack:
+            for _ in range(3):
+                stranger = stack.enter_context(socket.create_connection((place.hostname or "", place.port or 0)))
+                stranger.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+                async with asyncio.timeout(60):
+                    await sent.acquire()
+            async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+                assert (await client.get(url)).text == "x"
+
+
+async def test_a_connection_ends_whose_client_leaves_a_small_rest_unread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_CLIENT_TIMEOUT", 0.2)
+    capacity = 0
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        size = capacity + 32_000 if capacity else 4_000_000  # 64,000 more would pause the response
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x" * size})
+
+    def ask() -> int:
+        """Wait for the end without reading, and return how much the operating system held for the client."""
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(tmp_path / "socket"))
+            client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            poll = select.poll()
+            poll.register(client, 0)  # reports nothing but the end of the connection
+            assert poll.poll(60_000)
+            return sum(map(len, iter(lambda: client.recv(65_536), b"")))
+
+    async with serve_locally(serve, 0, path=tmp_path / "socket"):
+        capacity = await asyncio.to_thread(ask)
+        assert await asyncio.to_thread(ask) <= capacity + 1_000  # the rest was not sent
+
+
+async def test_no_file_of_the_page_is_open_while_it_is_sent(tmp_path: Path) -> None:
+    page, files = make_ui(make_app(tmp_path)), set[str]()
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_and_look(message: Message) -> None:
+            files.update(os.path.realpath(each) for each in Path("/proc/self/fd").iterdir())
+            await send(message)
+
+        await page(scope, receive, send_and_look)
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(serve), base_url="http://x") as client:
+        response = await client.get("/static/style.css")
+        assert response.headers["content-type"].startswith("text/css")
+        assert len(response.content) == int(response.headers["content-length"]) > 1_000
+        again = await client.get("/static/style.css", headers={"if-none-match": response.headers["etag"]})
+        assert again.status_code == 304
+    assert files
+    assert not any(each.endswith("style.css") for each in files)
 
 
 async def test_the_body_of_a_result_is_read_only_for_a_token_that_is_valid(tmp_path: Path) -> None:

@@ -61,14 +61,19 @@ class _Connection(H11Protocol):
             return False
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
+    @property
+    def _awaits_client(self) -> bool:
+        """Whether the client has not sent the whole of its request, or not read what was sent to it."""
+        return self._awaits_request or self.transport.get_write_buffer_size() > 0
+
     def _make_room(self) -> None:
-        """End the connection that has waited longest for a request; this one if all others have theirs."""
-        idle = [each for each in self.connections if isinstance(each, _Connection) and each._awaits_request]
-        min(idle, key=attrgetter("_since"), default=self).transport.abort()
+        """End the connection that has waited longest for its client; this one if no other waits."""
+        waiting = [each for each in self.connections if isinstance(each, _Connection) and each._awaits_client]
+        min(waiting, key=attrgetter("_since"), default=self).transport.abort()
 
     def _check_progress(self) -> None:
-        unread = self.transport.get_write_buffer_size() if self.flow.write_paused else 0
-        stall = (self._responses, self._awaits_request, unread) if self._awaits_request or unread else None
+        unread = self.transport.get_write_buffer_size()
+        stall = (self._responses, self._awaits_request, unread) if self._awaits_client else None
         if stall is not None and stall == self._stall:
             self.transport.abort()
             return

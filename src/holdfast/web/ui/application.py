@@ -1,11 +1,12 @@
 """The page as an ASGI application."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope as ConnectionScope
@@ -122,10 +123,13 @@ _ROUTES: tuple[tuple[str, str, Handler, Scope], ...] = (
 
 
 class _CachedFiles(StaticFiles):
-    """The files of the page. Their URLs have a version."""
+    """The files of the page. Their URLs have a version. None is open while it is sent: a client may read it slowly."""
 
     async def get_response(self, path: str, scope: ConnectionScope) -> Response:
         response = await super().get_response(path, scope)
+        if isinstance(response, FileResponse):
+            content = await asyncio.to_thread(Path(response.path).read_bytes)
+            response = Response(content, headers=response.headers)
         response.headers["cache-control"] = "public, max-age=86400"
         return response
 
