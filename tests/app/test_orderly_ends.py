@@ -17,8 +17,7 @@ from holdfast.stores.from_url import store_from_url
 #: What every script begins with: its store is the argument.
 _PRELUDE = """
 import asyncio, os, sys, threading, time
-from holdfast import Agent, App, Bounds, Reply, WorkerSettings, tool
-from holdfast.core.run.messages import ToolCall
+from holdfast import Agent, App, Bounds, Reply, ToolCall, ToolResult, WorkerSettings, current_call, tool
 
 URL = sys.argv[1]
 
@@ -171,6 +170,77 @@ async def test_the_event_loop_ends_while_an_app_is_open(durable_store_url: str, 
     assert len(statuses) == 30
     assert set(statuses.values()) <= {"queued", "interrupted", "done"}
     assert {record.strikes for record in (await _read_records(durable_store_url)).values()} == {0}
+
+
+async def test_a_loop_that_ends_waits_for_a_tool_in_a_thread(durable_store_url: str) -> None:
+    """Else another worker would ask `reconcile` while the tool is still at it, and make the call again."""
+    script = """
+    STARTED, RELEASED = threading.Event(), threading.Event()
+    @tool
+    def book() -> str:
+        STARTED.set()
+        RELEASED.wait(60)
+        return "booked"
+    async def clerk(messages, tools):
+        results = [message.content for message in messages if isinstance(message, ToolResult)]
+        return Reply(text=results[0]) if results else Reply(tool_calls=[ToolCall(id="c", name="book", arguments={})])
+    AGENTS = [Agent(name="clerk", model=clerk, tools=[book])]
+    async def work():
+        async with App(AGENTS, URL) as app:
+            await app.run("clerk", "go", run_id="r")
+    async def release():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(100):
+                await asyncio.sleep(0)
+            RELEASED.set()
+    async def main():
+        tasks = [asyncio.create_task(work()), asyncio.create_task(release())]
+        await asyncio.to_thread(STARTED.wait, 60)
+    asyncio.run(main())
+    print(App(AGENTS, URL).run_sync("clerk", "go", run_id="r").output)
+    """
+    assert (await asyncio.to_thread(_run_script, script, durable_store_url)).strip() == "booked"
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 3])
+async def test_a_loop_that_ends_interrupts_the_calls_of_children(durable_store_url: str, depth: int) -> None:
+    """The cancel of a call must not become its result before the stop has come down from the run at the top."""
+    script = f"""
+    STARTED, LIVES = [], []
+    @tool(effect="pure")
+    async def look(place: str) -> str:
+        if len(LIVES) == 1:
+            STARTED.append(place)
+            await asyncio.Event().wait()
+        return "seen"
+    def make(name, tools, ids):
+        async def ask(messages, tools):
+            results = [message.content for message in messages if isinstance(message, ToolResult)]
+            calls = [ToolCall(id=id, name=tools[0].name, arguments={{"place": id}}) for id in ids]
+            return Reply(text=" ".join(results)) if results else Reply(tool_calls=calls)
+        return Agent(name=name, model=ask, tools=tools)
+    def delegate(agent):
+        @tool(effect="idempotent")
+        async def ask_child(place: str) -> str:
+            return (await current_call().run(agent, place)).output
+        return ask_child
+    AGENTS = [make("a0", [look], "cd")]
+    for number in range({depth}):
+        AGENTS.append(make(f"a{{number + 1}}", [delegate(AGENTS[-1])], "c"))
+    async def main():
+        app = App(AGENTS, URL)
+        await app.__aenter__()
+        await app.submit("a{depth}", "go", run_id="r")
+        while len(STARTED) < 2:
+            await asyncio.sleep(0.01)
+    LIVES.append(1)
+    asyncio.run(main())
+    LIVES.append(2)
+    print(App(AGENTS, URL).run_sync("a{depth}", "go", run_id="r").output)
+    """
+    assert (await asyncio.to_thread(_run_script, script, durable_store_url)).strip() == "seen seen"
 
 
 async def test_a_loop_that_is_closed_under_an_app_strands_nothing(durable_store_url: str) -> None:

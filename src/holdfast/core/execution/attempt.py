@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
@@ -123,6 +124,8 @@ class Attempt:
         #: The task of the executor that waits for this run; `None` for a child, which the task of its tool waits for.
         self.supervisor: asyncio.Task[Any] | None = None
         self._steps_at_start = self.state.steps
+        #: All tasks were cancelled before the shutdown began, as at the end of an event loop.
+        self._ends_with_loop = False
         self.observers.begin(services.observers, self)
 
     @property
@@ -138,7 +141,26 @@ class Attempt:
         """Whether the run was resumed and has not finished a step since: it may be what ended its last process."""
         return self.resumed and self.state.steps == self._steps_at_start
 
+    @property
+    def is_root_cancelled(self) -> bool:
+        """Whether the supervisor of the run at the top was cancelled: all tasks were, or it alone."""
+        root = self
+        while root.parent is not None:
+            root = root.parent
+        return root.supervisor is not None and root.supervisor.cancelling() > 0
+
+    @property
+    def is_hurried(self) -> bool:
+        """Whether all tasks were cancelled while the host was shutting down already: the process shall end now."""
+        return self.stop_state.draining and self.is_root_cancelled and not self._ends_with_loop
+
     # -- stop ---------------------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Stop at the next step boundary: the host shuts down, also because its event loop ends."""
+        if not self.stop_state.draining:
+            self._ends_with_loop = self.is_root_cancelled
+        self.stop_state.drain()
 
     def bind_task(self, task: asyncio.Task[Any]) -> None:
         """Set the task that a stop cancels."""
@@ -180,10 +202,20 @@ class Attempt:
             above = RunInterrupted(f"run {parent.info.run_id} was interrupted")
         if above is not None and self.stop_state.is_resumable_after(above):
             self.stop(RunInterrupted(f"run {run_id} stopped with its parent: {above}"))
-        elif _is_root_cancelled(self):  # together with this one, and not stopped yet
+        elif self.is_root_cancelled:  # together with this one, and not stopped yet
             self.stop(RunInterrupted(f"run {run_id} was interrupted with its parent"))
         else:
             self.stop(cancel)
+
+    async def receive_stop(self) -> None:
+        """Let a stop arrive after its cancel of a call: code that cancels all tasks may stop the run only now.
+
+        A child does not wait until the stop has come down to it, from one run to the next.
+        """
+        with suppress(asyncio.CancelledError):  # of the stop
+            await asyncio.sleep(0)
+        if not self.stop_state.is_stopping and self.is_root_cancelled:
+            self.on_supervisor_cancelled(asyncio.CancelledError())
 
     def abandon(self, *, with_task: bool = False) -> None:
         """Cancel all writes and write nothing more, for the parents too. The claim ends with this process.
@@ -217,13 +249,6 @@ class Attempt:
         if self.checkpointer is not None:
             recorded = msgspec.structs.replace(event, at=self.services.clock.now())
             self.state.recorded_events.append((len(self.state.history), msgspec.json.encode(recorded)))
-
-
-def _is_root_cancelled(attempt: Attempt) -> bool:
-    root = attempt
-    while root.parent is not None:
-        root = root.parent
-    return root.supervisor is not None and root.supervisor.cancelling() > 0
 
 
 async def report_retry(

@@ -285,7 +285,7 @@ class Executor:
         """Admit no more runs, and stop each at its next step boundary."""
         self._draining = True
         for attempt in self._attempts.values():
-            attempt.stop_state.drain()
+            attempt.drain()
 
     async def shutdown(self, timeout: timedelta | None = None) -> None:
         """Admit no more runs, let each reach its next step boundary, and leave every checkpoint to recovery.

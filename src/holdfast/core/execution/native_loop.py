@@ -350,7 +350,7 @@ class _ToolCall(_Call):
                 raise  # the tool waits, parks the run, or announces a shutdown
             cancelled = isinstance(exc, asyncio.CancelledError)
             if cancelled:
-                await asyncio.sleep(0)  # code that cancels all tasks may stop the run only now
+                await attempt.receive_stop()
             # An exception from a call that the run cancelled is no result. A thread cannot be cancelled: its is one.
             # `task.cancelling()` does not tell: up to Python 3.12 a failed TaskGroup leaves it above zero.
             if attempt.stop_state.is_stopping and (cancelled or not tool.in_thread):

@@ -263,7 +263,7 @@ class Drain:
     async def finish(self, timeout: timedelta) -> None:
         """Return when all runs have stopped."""
         for attempt in self._attempts.values():
-            attempt.stop_state.drain()
+            attempt.drain()
         self._timer = self._clock.call_later(timeout, self._stop_all)
         try:
             await self._idle.wait()

@@ -213,7 +213,7 @@ class WorkflowRun:
     async def _on_cancelled(self, call: StepCall) -> None:
         """Record that the workflow has cancelled a call itself, unless it has a result or the run is being stopped."""
         self._keep_result(call)
-        await asyncio.sleep(0)  # code that cancels all tasks may stop the run only now
+        await self.attempt.receive_stop()
         if self.suspension.error is not None:
             raise Unwind from None
         task = asyncio.current_task()

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from holdfast.clock import Clock
+from holdfast.concurrency import run_in_background
 from holdfast.core.agents.calls import Effect
 from holdfast.core.agents.retry import Backoff, Retry
 from holdfast.core.agents.tool import Tool
@@ -77,17 +78,21 @@ async def await_thread(attempt: Attempt, work: Coroutine[Any, Any, Any]) -> Any:
     """Return the result of work in a thread, which cannot be cancelled.
 
     An interrupted run waits for it, because another worker may resume the run at once and must not repeat work
-    that is still in progress. A failed, cancelled or abandoned run does not wait.
+    that is still in progress. A failed, cancelled, abandoned or hurried run does not wait.
     """
     stop = attempt.stop_state
-    task = asyncio.ensure_future(convert_process_exit(work))
+    task = run_in_background(convert_process_exit(work))
     task.add_done_callback(_mark_retrieved)
     while True:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
+            if not attempt.is_hurried:
+                await attempt.receive_stop()
             ended = task.done() or stop.error is None or not stop.is_resumable_after(stop.error)
-            if ended or stop.abandoned:
+            if ended or attempt.is_hurried or stop.abandoned:
+                if stop.draining:  # the event loop may end before the thread does
+                    task.cancel()
                 raise
 
 
