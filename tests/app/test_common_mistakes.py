@@ -11,11 +11,13 @@ import pytest
 from tests.failed_runs import fails_with
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
-from holdfast import Agent, App, Reply, tool
+from holdfast import Agent, App, ApprovalRequest, Reply, tool
 from holdfast.adapters.openai_agents import durable as sdk_durable
 from holdfast.adapters.pydantic_ai import durable as pydantic_durable
 from holdfast.batteries.budget import Budget, BudgetError, Limit
+from holdfast.core.agents.calls import Effect
 from holdfast.errors import ClaimLost, DefinitionError, RunConflict, StoreError
+from holdfast.workflows import workflow
 
 
 async def answer(messages: Any, tools: Any) -> Reply:
@@ -48,6 +50,19 @@ def test_a_misspelled_option_of_a_tool() -> None:
         tool(colour="red")  # type: ignore[call-overload]
     with pytest.raises(DefinitionError, match="effect is 'pur': give one of pure, idempotent, once"):
         tool(effect="pur")(test_a_misspelled_option_of_a_tool)  # type: ignore[call-overload]
+
+
+def test_options_beside_a_function_are_not_ignored() -> None:
+    """A tool that loses its approval would be called without one."""
+
+    async def pay(amount: int) -> str:
+        return f"paid {amount}"
+
+    made = tool(pay, approval=True, effect="pure")  # type: ignore[call-overload]
+    assert (made.policy.effect, made.policy.request_approval({"amount": 1})) == (Effect.PURE, ApprovalRequest())
+    assert workflow(pay, name="buy").name == "buy"  # type: ignore[call-overload]
+    with pytest.raises(DefinitionError, match="@tool has no option aproval: did you mean approval"):
+        tool(pay, aproval=True)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("operation", ["run", "submit"])

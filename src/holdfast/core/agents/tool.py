@@ -406,12 +406,10 @@ def tool(
 ) -> Callable[[Callable[P, R_co]], Tool[P, R_co]]: ...
 def tool(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a `Tool` of a function, as a decorator with or without options. The options are those of `Tool`."""
-    if function is not None:
-        return Tool(function)
     known = list(inspect.signature(Tool).parameters)[1:]
     for name in options:
         if name not in known:
             close = difflib.get_close_matches(name, known)
             hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(known)}"
             raise DefinitionError(f"@tool has no option {name}: {hint}")
-    return functools.partial(Tool, **options)
+    return functools.partial(Tool, **options) if function is None else Tool(function, **options)

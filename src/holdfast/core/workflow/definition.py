@@ -107,4 +107,4 @@ def workflow(
 ) -> WorkflowDecorator: ...
 def workflow(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a `Workflow` of a function, as a decorator with or without options, which are those of `Workflow`."""
-    return WorkflowDecorator(options) if function is None else Workflow(function)
+    return WorkflowDecorator(options) if function is None else Workflow(function, **options)

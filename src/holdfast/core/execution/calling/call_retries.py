@@ -82,7 +82,6 @@ async def await_thread(attempt: Attempt, work: Coroutine[Any, Any, Any]) -> Any:
     """
     stop = attempt.stop_state
     task = run_in_background(convert_process_exit(work))
-    task.add_done_callback(_mark_retrieved)
     while True:
         try:
             return await asyncio.shield(task)
@@ -93,6 +92,7 @@ async def await_thread(attempt: Attempt, work: Coroutine[Any, Any, Any]) -> Any:
             if ended or attempt.is_hurried or stop.abandoned:
                 if stop.draining:  # the event loop may end before the thread does
                     task.cancel()
+                task.add_done_callback(_mark_retrieved)
                 raise
 
 
