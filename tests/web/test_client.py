@@ -6,6 +6,7 @@ import socket
 from datetime import timedelta
 
 import pytest
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from tests.web.conftest import Site
 from tests.web.ui.journals import store_fanout, store_parked_run
 
@@ -17,7 +18,8 @@ from holdfast.core.execution.calling.tool_calls import UNKNOWN_OUTCOME
 from holdfast.core.run.run_events import CallDecided, ToolReturned
 from holdfast.runtime.reading.transcript import CallRecord
 from holdfast.stores import store_from_url
-from holdfast.web.errors import Forbidden, NotAuthenticated
+from holdfast.web.errors import Forbidden, NotAuthenticated, RequestError
+from holdfast.web.server import serve_locally
 
 
 @pytest.fixture
@@ -181,3 +183,29 @@ async def test_a_wrong_token_and_a_server_that_is_not_there(site: Site) -> None:
     async with AsyncClient(f"http://127.0.0.1:{port}", timeout=timedelta(seconds=5)) as client:
         with pytest.raises(ServerUnavailable, match="does not answer"):
             await client.cancel("client-1")
+
+
+@pytest.mark.parametrize("response", [
+    RedirectResponse("https://login.example/", 302),
+    HTMLResponse("<html>Sign in</html>"),
+    Response(b"\xff", media_type="application/json"),
+    Response(b'{"type": "\xff"}', 403, media_type="application/json"),
+], ids=["redirect", "page", "other bytes", "error of other bytes"])  # fmt: skip
+async def test_the_answer_of_another_server_is_an_error(response: Response) -> None:
+    async with serve_locally(response, 0) as url, AsyncClient(url) as client:
+
+        async def watch() -> None:
+            async for _ in client.events("r"):
+                pass
+
+        calls = (
+            client.get("r"),
+            client.result("r"),
+            client.submit("clerk", "note"),
+            client.conversation("clerk", "k").erase(),
+            watch(),
+        )
+        for call in calls:
+            with pytest.raises(RequestError, match="answer"):
+                async with asyncio.timeout(60):
+                    await call

@@ -198,7 +198,7 @@ class AsyncClient:
         async with self._http.stream("GET", path, headers=headers, timeout=STREAM_TIMEOUT) as response:
             if response.status_code == httpx.codes.NO_CONTENT:
                 return
-            if response.is_error:
+            if response.headers.get("content-type", "").partition(";")[0] != "text/event-stream":
                 await response.aread()
                 raise make_error(response)
             async for frame in read_frames(response.aiter_raw()):

@@ -37,7 +37,7 @@ def make_error(response: httpx.Response) -> HoldfastError:
     """Return the error that a response stands for. It has the server's text, and no attributes of its class."""
     try:
         problem = msgspec.json.decode(response.content, type=Problem)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         text = f"{response.request.url} answered {response.status_code}"
         return ServerUnavailable(text) if response.status_code >= 500 else RequestError(text)
     if problem.status >= 500:

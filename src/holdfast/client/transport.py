@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.client.errors import ServerUnavailable, make_error
 from holdfast.core.run.waiting import RunWaiting
+from holdfast.web.errors import RequestError
 from holdfast.web.wire import Unfinished
 
 T = TypeVar("T")
@@ -29,8 +30,7 @@ class Requests:
 
     async def get(self, path: str, expected: type[T], query: Mapping[str, Any] | None = None) -> T:
         """Read something."""
-        response = await self._send("GET", path, params=query, repeat=True)
-        return msgspec.json.decode(response.content, type=expected, strict=False)
+        return _decode(await self._send("GET", path, params=query, repeat=True), expected)
 
     async def get_when_ended(self, path: str, expected: type[T]) -> T:
         """Read a result, and ask again until there is one.
@@ -41,8 +41,8 @@ class Requests:
         while True:
             response = await self._send("GET", path, params={"wait": _RESULT_WAIT}, timeout=STREAM_TIMEOUT, repeat=True)
             if response.status_code == httpx.codes.OK:
-                return msgspec.json.decode(response.content, type=expected, strict=False)
-            unfinished = msgspec.json.decode(response.content, type=Unfinished, strict=False)
+                return _decode(response, expected)
+            unfinished = _decode(response, Unfinished)
             if unfinished.calls:
                 raise RunWaiting(unfinished.run_id, unfinished.calls)
 
@@ -58,12 +58,13 @@ class Requests:
         """Change something. With `repeat` the server takes a second request for the first."""
         content = None if body is None else msgspec.json.encode(body)
         sent = {**(headers or {}), **({} if content is None else {"content-type": "application/json"})}
-        response = await self._send("POST", path, content=content, headers=sent, repeat=repeat)
-        return msgspec.json.decode(response.content, type=expected, strict=False)
+        return _decode(await self._send("POST", path, content=content, headers=sent, repeat=repeat), expected)
 
     async def delete(self, path: str) -> None:
         """Remove something."""
-        await self._send("DELETE", path, repeat=False)
+        response = await self._send("DELETE", path, repeat=False)
+        if response.status_code != httpx.codes.NO_CONTENT:  # of a proxy: nothing was removed
+            raise make_error(response)
 
     async def _send(self, method: str, path: str, *, repeat: bool, **options: Any) -> httpx.Response:
         """Send a request. One that may be repeated is repeated while the server is not available, for some seconds."""
@@ -71,10 +72,10 @@ class Requests:
         while True:
             try:
                 response = await self._http.request(method, path, **options)
-                if not response.is_error:
+                if response.is_success:
                     return response
                 raise make_error(response)
-            except httpx.TransportError as exc:
+            except httpx.RequestError as exc:
                 text = f"{self._http.base_url} does not answer: {type(exc).__name__}: {exc}"
                 error = ServerUnavailable(text)
                 error.__cause__ = exc
@@ -84,6 +85,14 @@ class Requests:
             if pause is None:
                 raise error
             await asyncio.sleep(pause)
+
+
+def _decode(response: httpx.Response, expected: type[T]) -> T:
+    """Return the body of a response. Raises `RequestError` if another server has answered, such as a proxy."""
+    try:
+        return msgspec.json.decode(response.content, type=expected, strict=False)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        raise RequestError(f"{response.request.url} does not answer as the API does: {exc}") from exc
 
 
 class Frame(NamedTuple):
