@@ -195,3 +195,25 @@ class TestAConnectionThatFallsSilent:
         async with fail_after_timeout():
             assert await load_bodies(impatient) == [b"begin"]
         assert proxy.landed.is_set()
+
+
+async def test_a_store_whose_connection_is_lost_while_it_stops_to_listen_closes(proxy: CuttingProxy, url: str) -> None:
+    """psycopg then raises the error of the connection in place of the cancel."""
+    store = PostgresStore(url, listen_url=route_through(proxy, url))
+    proxy.harm(Harm.FALL_SILENT, b"listen ")
+    await store.open()
+    async with fail_after_timeout():
+        await proxy.landed.wait()
+        known = len(proxy.made)
+        closing = asyncio.create_task(store.close())
+
+        async def is_cancelled_at_the_server() -> bool:
+            return len(proxy.made) > known
+
+        await wait_until(is_cancelled_at_the_server)
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity"
+                " where application_name = 'holdfast' and datname = current_database()"
+            )
+        await closing

@@ -75,6 +75,8 @@ class ChangeNotifier:
                     await self._listen(connection)
             except psycopg.Error as exc:
                 log.info("%s: the connection that listens is lost: %s", self._database.label, exc)
+                if (task := asyncio.current_task()) is not None and task.cancelling():
+                    return  # psycopg raises an error of the connection instead of a cancel during a query
             if self._listening.is_set():
                 pause = _MIN_BACKOFF_S
             self._listening.clear()

@@ -99,8 +99,8 @@ class StepCall(CallRequest):
             PayloadError: the value has no JSON form, or does not fit the annotation of the function.
         """
         content = to_json_value(value, f"the result of {self.tool}")
-        if not self.is_computed:
-            content = self.attempt.services.redact_value(content)
+        if not self.is_computed and (redact := self.attempt.services.redact) is not None:
+            content = redact(content)
         self.load_value(content)
         return ToolResult(call_id=self.call_id, tool=self.tool, content=content, computed=self.is_computed)
 
