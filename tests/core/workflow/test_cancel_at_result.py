@@ -66,3 +66,23 @@ async def test_a_cancel_that_follows_the_result_of_a_step_undoes_it(flow: Workfl
         with pytest.raises(RunCancelled):
             await app.run(flow, run_id="r")
         assert made == ["paid 1", "undone 1"]
+
+
+class CancellerAtTheEnd(NullListener):
+    """Cancels the run when its function has returned, and the run has not ended."""
+
+    app: App
+
+    async def on_output(self, info: RunInfo, output: Any) -> None:
+        await self.app.cancel(info.run_id)
+
+
+@pytest.mark.parametrize("flow", [buy, buy_at_once, buy_plainly], ids=["async", "gather", "plain"])
+async def test_a_cancel_that_comes_after_the_last_step_undoes_all_of_them(flow: Workflow[Any]) -> None:
+    made.clear()
+    canceller = CancellerAtTheEnd()
+    async with asyncio.timeout(60), App([flow], "memory:", listener=canceller) as app:
+        canceller.app = app
+        with pytest.raises(RunCancelled):
+            await app.run(flow, run_id="r")
+        assert made in (["paid 1", "undone 1"], ["paid 1", "paid 2", "undone 2", "undone 1"])

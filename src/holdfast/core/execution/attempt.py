@@ -23,7 +23,7 @@ from holdfast.core.observer import ObserverFactory, Observers, Retried
 from holdfast.core.ports import Checkpointer, Ports, Resumption
 from holdfast.core.redaction import Redact
 from holdfast.core.run.info import AgentDetails, RunInfo
-from holdfast.core.run.mail import Mailbox
+from holdfast.core.run.mail import MailArrived, Mailbox
 from holdfast.core.run.run_events import RecordedEvent, RetryScheduled
 from holdfast.core.run.state import RunState
 
@@ -206,6 +206,18 @@ class Attempt:
             self.stop(RunInterrupted(f"run {run_id} was interrupted with its parent"))
         else:
             self.stop(cancel)
+
+    def get_error(self, task: asyncio.Task[Any]) -> BaseException | None:
+        """Return the error that the attempt ends with, once its task is done; `None` if it succeeded.
+
+        A cancel may come before or after the code whose steps it undoes. The next attempt undoes them: the request is
+        in the store.
+        """
+        stop, error = self.stop_state, self.stop_state.get_error(task)
+        leaves_undo = self.state.undo_on_cancel and not stop.is_end_seen and self.checkpointer is not None
+        if leaves_undo and isinstance(error, RunCancelled) and error is stop.error:
+            return MailArrived(f"run {self.info.run_id} continues: its cancel undoes steps")
+        return error
 
     async def receive_stop(self) -> None:
         """Let a stop arrive after its cancel of a call: code that cancels all tasks may stop the run only now.

@@ -228,7 +228,7 @@ class Executor:
             task = run_in_background(execute(attempt, agent), name=f"holdfast run {run_id}")
             attempt.bind_task(task)
             cancel = await _wait_for_task(task, attempt)
-            error = attempt.stop_state.get_error(task)
+            error = attempt.get_error(task)
             result = task.result() if error is None else None
             attempt.saver.finalize_task = run_in_background(finalize(attempt, error, result))
             await shielded(attempt.saver.finalize_task)

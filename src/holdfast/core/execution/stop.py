@@ -53,6 +53,7 @@ class StopState:
         "cause",
         "draining",
         "error",
+        "is_end_seen",
         "is_stopped",
         "is_stopping",
         "is_undoing",
@@ -71,6 +72,8 @@ class StopState:
         self.is_stopped: bool = False
         #: The run ends for good, and its steps are undone first.
         self.is_undoing: bool = False
+        #: The code whose steps a cancel undoes has got to know of its end for good.
+        self.is_end_seen: bool = False
         #: What had stopped it before that.
         self.undo_error: BaseException | None = None
         #: The host shuts down: the run stops at its next step boundary.

@@ -183,6 +183,7 @@ class WorkflowScope(Saga):
         end = self._find_end(error)
         if end is None:
             return
+        self._stop.is_end_seen = True
         await self._run.suspension.end_tasks()  # one of them may still record the result of its step
         if self._is_recorded or self._run.list_undoable(self._calls):
             await self._begin_undo()
