@@ -141,7 +141,7 @@ async def read_image(store: RunStore, run_id: str, seq: int, number: int) -> tup
     """
     _, entry = await _read_entry(store, run_id, seq)
     images = list_images(entry)
-    content = images[number].read() if number < len(images) else b""
+    content = images[number].read() if 0 <= number < len(images) else b""
     if not content:
         raise RunNotFound(run_id)
     return images[number].media_type, content
