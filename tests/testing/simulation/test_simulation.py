@@ -68,7 +68,8 @@ FOUND: dict[int, StoreKind] = {
 #: a call in doubt of a branch that had lost a race was shown as one to decide about, and `unpark` refused it; the audit
 #: took the model call of a process that had been frozen for the latest one; a run whose cancel met its wait
 #: for a budget was cancelled when that wait ended; a step whose write failed after its workflow had ended waited
-#: endlessly, and with it the end of its App.
+#: endlessly, and with it the end of its App; the audit did not know that a process that was frozen asks about a call
+#: that another one has made meanwhile.
 FOUND_WITH_HAZARDS: dict[int, StoreKind] = {
     125: "memory",
     417973221: "memory",
@@ -77,6 +78,7 @@ FOUND_WITH_HAZARDS: dict[int, StoreKind] = {
     550934204: "memory",
     97699284: "memory",
     107700065: "memory",
+    643178519: "memory",
 }
 
 

@@ -67,7 +67,7 @@ class SimulatedProcess:
         surroundings.table[number] = self
         self._scheduler = scheduler
         self.is_alive = True
-        self.is_frozen = False
+        self.is_frozen = self.was_frozen = False
         #: Actors that became ready while the process was frozen.
         self.held: list[Actor] = []
         self.tasks: list[asyncio.Task[Any]] = []
@@ -167,7 +167,7 @@ class SimulatedProcess:
     def freeze(self) -> None:
         """Stop the process as SIGSTOP does."""
         if self.is_alive and not self.is_frozen:
-            self.is_frozen = True
+            self.is_frozen = self.was_frozen = True
             self._scheduler.freeze(self)
 
     def thaw(self) -> None:
