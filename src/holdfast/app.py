@@ -12,7 +12,7 @@ from holdfast.checkpoint.claims import request_cancel
 from holdfast.checkpoint.errors import RunNotClaimable, RunNotFound
 from holdfast.checkpoint.store import RunStore
 from holdfast.clock import CLOCK, Clock
-from holdfast.concurrency import close_with_timeout, end_forked_child, run_in_background
+from holdfast.concurrency import SHUTDOWN_STORE_TIMEOUT, close_with_timeout, end_forked_child, run_in_background
 from holdfast.config import CheckpointSettings, WorkerSettings
 from holdfast.core.agents.agent import AgentRepository, AgentSource
 from holdfast.core.errors import DefinitionError, RunCancelled, Shutdown
@@ -204,10 +204,9 @@ class App(RunClient):
         An error while closing one of them is logged, and the others are still closed. May be called again; every
         call returns when the App is closed.
         """
-        executor = self._open_executor
         if timeout is not None:
             check_duration("timeout", timeout)
-        executor.begin_shutdown()  # before anything is awaited: no run begins another step
+        self._open_executor.begin_shutdown()  # before anything is awaited: no run begins another step
         if self._lifetime is not None:
             await self._lifetime.end(timeout)
 
@@ -216,6 +215,7 @@ class App(RunClient):
         executor.begin_shutdown()
         if self._schedule_loop is not None:
             self._schedule_loop.cancel()
+            await asyncio.wait([self._schedule_loop], timeout=SHUTDOWN_STORE_TIMEOUT.total_seconds())  # it marks fires
             self._schedule_loop = None
         if self._parts is not None:
             await self._parts.stop()

@@ -4,9 +4,11 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from tests.probe_store import ProbeStore
 from tests.scripted_model import ScriptedModel
 
 from holdfast import Agent, App
@@ -25,6 +27,7 @@ from holdfast.core.errors import DefinitionError
 from holdfast.db.sqlite_tables import MemoryTables
 from holdfast.db.tables import Tables
 from holdfast.db.urls import tables_from_url
+from holdfast.stores.memory import MemoryStore
 from holdfast.testing import ManualClock
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
@@ -219,6 +222,82 @@ async def test_an_app_runs_what_is_due() -> None:
         await schedule.tick()
         await app.recover()
         assert (await app.result(due.run_id(due.next_at))).output == "done"
+
+
+async def test_jobs_that_a_clock_far_ahead_has_moved_away_are_pulled_back(caplog: pytest.LogCaptureFixture) -> None:
+    clock, ahead, submissions = ManualClock(START), ManualClock(START + timedelta(days=365)), Submissions()
+    tables = MemoryTables()
+    await make_schedule(submissions, clock, tables).add("hourly", "a", "p", "0 * * * *")
+    await make_schedule(submissions, ahead, tables).tick()
+    schedule = make_schedule(submissions, clock, tables)
+    assert list(await schedule.upcoming("hourly")) == [START + timedelta(days=365, hours=1)]
+    await schedule.tick()
+    assert list(await schedule.upcoming("hourly")) == [START + timedelta(hours=1)]
+    assert "job hourly was due next at 2031-01-01 01:00:00+00:00, set by a clock that was ahead" in caplog.text
+    for _ in range(2):
+        await clock.advance(timedelta(hours=1))
+        await schedule.tick()
+    assert fires(submissions) == ["20300101T010000Z", "20300101T020000Z"]
+
+
+async def test_a_clock_that_jumps_ahead_and_back_while_the_loop_runs_silences_no_job() -> None:
+    class JumpingClock(ManualClock):
+        offset = timedelta(0)
+
+        def now(self) -> datetime:
+            return super().now() + self.offset
+
+    clock, submissions = JumpingClock(START), Submissions()
+    schedule = make_schedule(submissions, clock)
+    await schedule.add("hourly", "a", "p", "0 * * * *")
+    await schedule.tick()
+    clock.offset = timedelta(days=365)
+    await schedule.tick()
+    clock.offset = timedelta(0)
+    await schedule.tick()
+    assert list(await schedule.upcoming("hourly")) == [START + timedelta(hours=1)]
+
+
+async def test_clocks_that_differ_by_less_than_a_minute_correct_no_fire(caplog: pytest.LogCaptureFixture) -> None:
+    clock, ahead, submissions = ManualClock(START + timedelta(minutes=59, seconds=1)), ManualClock(), Submissions()
+    tables = MemoryTables()
+    await ahead.advance(timedelta(minutes=60))
+    await make_schedule(submissions, ManualClock(START), tables).add("hourly", "a", "p", "0 * * * *")
+    await make_schedule(submissions, ahead, tables).tick()
+    schedule = make_schedule(submissions, clock, tables)
+    await schedule.tick()
+    assert list(await schedule.upcoming("hourly")) == [START + timedelta(hours=2)]
+    assert caplog.text == ""
+
+
+async def test_a_fire_that_is_submitted_while_the_app_closes_is_marked(tmp_path: Path) -> None:
+    clock, submitting, proceed = ManualClock(START), asyncio.Event(), asyncio.Event()
+
+    async def hold(method: str) -> None:
+        if method == "create":
+            submitting.set()
+            await proceed.wait()
+
+    tables = tables_from_url(f"sqlite:///{tmp_path / 'jobs.db'}")
+    app = App(
+        [Agent(name="a", model=ScriptedModel("done"))],
+        ProbeStore(MemoryStore(), before=hold),
+        schedule=Schedule(tables=tables, clock=clock),
+    )
+    async with app:
+        await app.schedule.add("hourly", "a", "p", "0 * * * *")
+        await clock.advance(timedelta(hours=1))
+        while not submitting.is_set():  # its loop reads the file in a thread
+            await clock.advance(timedelta(seconds=5))
+        closing = asyncio.create_task(app.shutdown())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        proceed.set()
+        await closing
+    jobs = JobTable(tables_from_url(f"sqlite:///{tmp_path / 'jobs.db'}"))
+    await jobs.open()
+    assert (await jobs.get("hourly")).next_at > START + timedelta(hours=1)
+    await jobs.close()
 
 
 # -- the runner -----------------------------------------------------------------------------------------------------
@@ -451,6 +530,13 @@ def test_the_next_fire_is_later_also_in_a_repeated_hour(cron: str) -> None:
 def test_an_invalid_cron_expression_or_time_zone_is_refused(cron: str, timezone: str) -> None:
     with pytest.raises(ScheduleError):
         cron_next(cron, timezone, START)
+
+
+@pytest.mark.parametrize("timezone", ["UTC", "Asia/Tokyo", "America/New_York"])
+def test_at_the_end_of_the_calendar_there_is_no_next_fire(timezone: str) -> None:
+    last = datetime(9999, 12, 31, 23, 30, tzinfo=UTC)
+    with pytest.raises(ScheduleError, match=r"'0 \* \* \* \*' has no fire after 9999-12-31 23:30:00"):
+        cron_next("0 * * * *", timezone, last)
 
 
 @pytest.mark.parametrize("argument", ["name", "agent", "prompt", "cron", "timezone", "caller_id", "missed"])

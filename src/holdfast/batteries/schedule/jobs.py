@@ -45,7 +45,7 @@ class JobNotFound(ScheduleError):
 #: Which of the fires that were missed while no process ran are submitted later: one, all, or none.
 Missed = Literal["once", "all", "none"]
 
-#: A fire that is late by at most this does not count as missed.
+#: A fire that is late by at most this does not count as missed. The clocks of a fleet differ by less.
 MISFIRE_GRACE_TIME = timedelta(minutes=1)
 
 
@@ -53,7 +53,7 @@ def cron_next(expression: str, timezone: str, after: datetime) -> datetime:
     """Return the first fire after `after`, in UTC. A change to or from summer time skips or repeats no fire.
 
     Raises:
-        ScheduleError: the expression or the time zone is invalid, it never fires, or cronsim is not installed.
+        ScheduleError: the expression or the time zone is invalid, it never fires again, or cronsim is not installed.
     """
     try:
         from cronsim import CronSim, CronSimError
@@ -71,6 +71,8 @@ def cron_next(expression: str, timezone: str, after: datetime) -> datetime:
         raise ScheduleError(f"{expression!r} is not a cron expression: {exc}") from exc
     except StopIteration as exc:
         raise ScheduleError(f"{expression!r} never fires") from exc
+    except OverflowError as exc:
+        raise ScheduleError(f"{expression!r} has no fire after {after} within the years 1 to 9999") from exc
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

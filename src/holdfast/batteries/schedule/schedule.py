@@ -1,6 +1,8 @@
 """The schedule: cron jobs that submit runs, once per fire in a whole fleet."""
 
+import logging
 from collections.abc import Awaitable, Container, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Protocol, get_args
 
@@ -9,9 +11,15 @@ import msgspec
 from holdfast.batteries.schedule.jobs import MISFIRE_GRACE_TIME, Job, JobTable, Missed, ScheduleError, cron_next
 from holdfast.batteries.schedule.runner import Pass, ScheduleRunner
 from holdfast.clock import CLOCK, Clock
+from holdfast.concurrency import shielded
 from holdfast.core.validation import check_choice, check_text
 from holdfast.db.tables import Tables
 from holdfast.ids import make_id
+
+log: logging.Logger = logging.getLogger("holdfast.schedule")
+
+#: How often the stored fires are compared with the clock.
+_CHECK_INTERVAL = timedelta(minutes=1)
 
 
 class Submit(Protocol):
@@ -32,6 +40,13 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.job.name} at {self.at:%Y-%m-%d %H:%M:%S} UTC"
 
 
+class _FireRunner(ScheduleRunner[Fire]):
+    """Submits runs. A cancel takes effect once a submitted fire is marked: else another process submits it again."""
+
+    async def _run_job(self, job: Fire, now: datetime, result: Pass[Fire]) -> None:
+        await shielded(super()._run_job(job, now, result))
+
+
 class Schedule:
     """Cron jobs of an App, in its store. Every process of a fleet may have the same schedule: each fire is one run."""
 
@@ -46,9 +61,8 @@ class Schedule:
         self._submit: Submit | None = None
         #: `None`: all agents.
         self._agents: Container[str] | None = None
-        self._runner: ScheduleRunner[Fire] = ScheduleRunner(
-            due=self._due, run=self._run, mark=self._mark, next=self._next, clock=self._clock
-        )
+        self._checked_at: datetime | None = None
+        self._runner = _FireRunner(due=self._due, run=self._run, mark=self._mark, next=self._next, clock=self._clock)
 
     def bind(self, submit: Submit, agents: Container[str] | None = None) -> None:
         """Submit runs with `submit`, of these agents. The jobs of other agents are left to other processes."""
@@ -127,13 +141,31 @@ class Schedule:
         await self._jobs.close()
 
     async def _due(self, now: datetime) -> list[Fire]:
+        if self._checked_at is None or abs(now - self._checked_at) >= _CHECK_INTERVAL:
+            await self._pull_back(now)
+            self._checked_at = now
         fires = []
-        for job in await self._jobs.due(now):
-            if self._agents is not None and job.agent not in self._agents:
-                continue
+        for job in self._select_own(await self._jobs.due(now)):
             late = now - job.next_at > MISFIRE_GRACE_TIME
             fires.append(Fire(job=job, at=job.next_at, skipped=late and job.missed == "none"))
         return fires
+
+    async def _pull_back(self, now: datetime) -> None:
+        """Correct the next fires that a clock which was ahead has put too late."""
+        latest = now + MISFIRE_GRACE_TIME
+        for job in self._select_own(await self._jobs.jobs()):
+            with suppress(ScheduleError):  # logged when the job is due
+                upcoming = job.next_at if job.next_at <= latest else cron_next(job.cron, job.timezone, latest)
+                if upcoming < job.next_at and await self._jobs.advance(job, upcoming):
+                    log.warning(
+                        "job %s was due next at %s, set by a clock that was ahead: it is due at %s now",
+                        job.name,
+                        job.next_at,
+                        upcoming,
+                    )
+
+    def _select_own(self, jobs: Sequence[Job]) -> list[Job]:
+        return [job for job in jobs if self._agents is None or job.agent in self._agents]
 
     def _next(self, fire: Fire, now: datetime) -> datetime:
         # With "all", the next fire may be a missed one; otherwise this fire stands for all missed ones.
