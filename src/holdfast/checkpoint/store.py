@@ -35,8 +35,10 @@ NO_SUBMIT_CONNECTION = "submit(connection=...) needs a store on PostgreSQL: leav
 #: For `transact` of a store without transactions.
 NO_TRANSACTIONS = "this store has no transactions: use a store in a SQLite file or on PostgreSQL"
 
-#: Before and after every `seq`, and after the mail too: a load after them reads all entries, none, or the record alone.
-START, END, RECORD_ONLY = -1, 2**62, 2**62 + 1
+#: Before and after every `seq`: a load after them reads all entries, or none.
+START, END = -1, 2**62
+#: A load after it reads neither entries nor mail.
+RECORD_ONLY = END + 1
 
 
 class StoreHealth(msgspec.Struct, frozen=True, kw_only=True):
