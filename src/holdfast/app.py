@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, Unpack, get_args
 
 from holdfast.checkpoint.checkpoint_store import CheckpointStore
 from holdfast.checkpoint.claims import request_cancel
-from holdfast.checkpoint.errors import RunNotClaimable, RunNotFound
+from holdfast.checkpoint.errors import RunNotFound
 from holdfast.checkpoint.store import RunStore
 from holdfast.clock import CLOCK, Clock
 from holdfast.concurrency import SHUTDOWN_STORE_TIMEOUT, close_with_timeout, end_forked_child, run_in_background
@@ -441,7 +441,7 @@ class App(RunClient):
             return
         run.stop(RunCancelled(f"run {run_id} was cancelled"))
         if self.store is not None:  # the process may die first, or the attempt may be about to end with a wait
-            with suppress(RunNotFound, RunNotClaimable):
+            with suppress(RunNotFound):
                 await request_cancel(await self._stored.get_claims(), run_id)
 
     # -- web ----------------------------------------------------------------------------------------------------

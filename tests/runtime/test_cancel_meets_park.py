@@ -1,15 +1,18 @@
-"""An acknowledged cancel ends the run also if it was about to be parked, or is a child that was."""
+"""A cancel ends a run also if it was about to be parked, or is a child that was. One that comes too late is refused."""
+
+from contextlib import suppress
 
 import pytest
 from tests.probe_store import ProbeStore
 from tests.scripted_model import ScriptedModel, call, tool_reply
 
 from holdfast import Agent, App, RunWaiting, tool, wait_for
-from holdfast.checkpoint.errors import RecordDecodeError
+from holdfast.checkpoint.errors import RecordDecodeError, RunNotClaimable
 from holdfast.checkpoint.record import Release, RunStatus
 from holdfast.checkpoint.store import RunStore, get_record
+from holdfast.checkpoint.workers import Claim
 from holdfast.core.agents.tool_context import ToolContext, current_call
-from holdfast.core.errors import RunCancelled, RunInterrupted, RunParked
+from holdfast.core.errors import RunCancelled, RunFailed, RunInterrupted, RunParked
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.store_processes.store_under_test import add_worker
 from holdfast.workflows import workflow
@@ -89,3 +92,31 @@ async def test_a_damaged_run_whose_cancel_was_requested_is_cancelled() -> None:
         await app.recover()
         record = await get_record(probe, "r")
         assert (record.status, record.reason) == (RunStatus.CANCELLED, "cancelled; of another type")
+
+
+class CancelledTooLate(MemoryStore):
+    """A caller cancels each run when its end is in the store, and its process does not know that yet."""
+
+    app: App
+    refusal: RunNotClaimable | None = None
+
+    async def release(self, claim: Claim, release: Release) -> None:
+        await super().release(claim, release)
+        if release.status in (RunStatus.DONE, RunStatus.FAILED):
+            with pytest.raises(RunNotClaimable) as caught:
+                await self.app.cancel(claim.run_id)
+            self.refusal = caught.value
+
+
+@pytest.mark.parametrize("status", ["done", "failed"])
+async def test_a_cancel_of_a_run_that_has_just_ended_is_not_acknowledged(status: str) -> None:
+    store = CancelledTooLate()
+    agent = Agent(name="agent", model=ScriptedModel("end" if status == "done" else ValueError("of the model")))
+    async with App([agent], store) as app:
+        store.app = app
+        await app.submit(agent, "go", run_id="r")
+        with suppress(RunFailed):
+            assert (await app.result("r")).output == "end"
+        assert (await app.get("r")).status == status
+    assert store.refusal is not None
+    assert store.refusal.status == status

@@ -333,7 +333,8 @@ async def request_cancel(claims: Claims, run_id: str) -> None:
     await claims.store.request_cancel(run_id)
     record = await get_record(claims.store, run_id)
     if record.status in (RunStatus.WAITING, RunStatus.PARKED):
-        await cancel_run(claims, run_id, is_repeated=False)  # its owner has left it meanwhile
+        with suppress(RunNotClaimable):  # it has ended since, and not as done: its cancel was requested
+            await cancel_run(claims, run_id, is_repeated=False)  # its owner has left it meanwhile
     elif record.status in (RunStatus.DONE, RunStatus.FAILED):
         raise RunNotClaimable(run_id, record.status, record.reason)
 
