@@ -12,7 +12,7 @@ from tests.scripted_model import ScriptedModel, call, tool_reply
 from holdfast import Agent, App, Approve, ToolResult, User, tool
 from holdfast.checkpoint.errors import ClaimLost, StorePermissionError, StoreReplaced, StoreUnavailable
 from holdfast.checkpoint.record import Mail, NewRun, Receipt, RunStatus, StoredRun
-from holdfast.checkpoint.store import END
+from holdfast.checkpoint.store import RECORD_ONLY
 from holdfast.checkpoint.workers import Claim
 from holdfast.core import Tool
 from holdfast.core.run.mail import ENDED_TOPIC
@@ -421,7 +421,7 @@ class EndsDuringRead(MemoryStore):
         stored = await super().load(run_id, after=after)
         if run_id == "r" and any(mail.topic.startswith(ENDED_TOPIC) for mail in stored.mail):
             self._notified.set()
-        if run_id.startswith("r:") and after == END and not self.was_late and not stored.record.is_terminal:
+        if run_id.startswith("r:") and after == RECORD_ONLY and not self.was_late and not stored.record.is_terminal:
             self.was_late = True
             await self._notified.wait()
         return stored
